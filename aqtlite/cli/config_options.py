@@ -29,7 +29,8 @@ a float model of a factory without parameters has all of its contractions
 quantized by it. With --rules, the float model is quantized by them.
 
 With --measure, time each distinct contraction on this machine, in float and
-quantized, and print rules that leave in float what is faster so.
+quantized, say whether quantizing it pays, and print rules that leave in float
+what is faster so. The times are kept in ~/.cache/aqtlite for the next call.
 """
 
 PLAN_EXAMPLES = """\

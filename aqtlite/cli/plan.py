@@ -12,7 +12,9 @@ from aqtlite.cli.configs import config_of
 from aqtlite.errors import UserError
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.flax.linen import quantize_model
+from aqtlite.program import kept_times
 from aqtlite.program.measure import measure_serving, measure_training
+from aqtlite.program.measurement import Measurement
 from aqtlite.program.plan import Plan
 
 
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
             "nothing to measure: the plan quantizes nothing; name a config by "
             "--preset, --config or --rules"
         )
-    shown = plan if args.measure is None else _MEASURES[args.measure](plan)
+    shown = plan if args.measure is None else _measured(plan, args.measure)
     if args.json:
         print(shown.to_json(indent=2))
     else:
@@ -41,6 +43,20 @@ def run(args: argparse.Namespace) -> None:
 
 
 _MEASURES = {"serving": measure_serving, "training": measure_training}
+
+
+def _measured(plan: Plan, purpose: str) -> Measurement:
+    """Measures contractions whose times the user's cache does not hold yet."""
+    folder = kept_times.user_folder()
+    try:
+        file = kept_times.in_folder(folder).path
+        measured = _MEASURES[purpose](plan, cache_dir=folder)
+    except OSError as error:
+        output.messages().print(f"the times are not kept: {error}", soft_wrap=True)
+        return _MEASURES[purpose](plan)
+    text = f"the times are kept in {file}: delete it to measure them again"
+    output.messages().print(text, soft_wrap=True)
+    return measured
 
 
 def _plan(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

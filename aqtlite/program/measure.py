@@ -2,9 +2,10 @@
 
 import collections
 import functools
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ import rich.console
 import rich.progress
 
 from aqtlite import config
-from aqtlite.program import injected, measurement
+from aqtlite.program import injected, kept_times, measurement
 from aqtlite.program.convert import convert_function
+from aqtlite.program.kept_times import Times
 from aqtlite.program.measurement import MeasuredContraction, Measurement
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -28,7 +30,12 @@ _NOTHING, _FLOAT, _QUANTIZED, _SERVED = "nothing", "float", "quantized", "served
 Programs = dict[str, Callable[[], Any]]
 
 
-def measure_serving(plan: Plan, *, seconds: float = 0.5) -> Measurement:
+def measure_serving(
+    plan: Plan,
+    *,
+    seconds: float = 0.5,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Measurement:
     """Measures the quantized contractions of a plan against float ones, in serving.
 
     Each distinct contraction (operation, shapes, dtypes, config) is compiled by itself
@@ -53,6 +60,10 @@ def measure_serving(plan: Plan, *, seconds: float = 0.5) -> Measurement:
             on one device; weights rounded at conversion (`config.Gptq`) are rounded to
             nearest.
         seconds: time for the calls of one contraction, besides its compilation.
+        cache_dir: folder that keeps the times, in a file for each kind of machine
+            (device, processor, number of threads, version of JAX, code of aqtlite).
+            Contractions that are in it, measured for at least `seconds`, are not
+            measured again. None measures all, and keeps nothing.
 
     Returns:
         The times, their sums over the model, and rules that leave in float what is
@@ -62,11 +73,17 @@ def measure_serving(plan: Plan, *, seconds: float = 0.5) -> Measurement:
         TypeError: if `plan` is not a plan.
         ValueError: if the plan quantizes nothing, if a contraction has a symbolic
             shape, or if `seconds` is not positive.
+        OSError: if `cache_dir` cannot be written.
     """
-    return _measure(plan, "serving", _serving_programs, seconds)
+    return _measure(plan, "serving", _serving_programs, seconds, cache_dir)
 
 
-def measure_training(plan: Plan, *, seconds: float = 0.5) -> Measurement:
+def measure_training(
+    plan: Plan,
+    *,
+    seconds: float = 0.5,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Measurement:
     """Measures the quantized contractions of a plan against float ones, in training.
 
     As `measure_serving`, but times the contraction together with its gradients for both
@@ -84,6 +101,7 @@ def measure_training(plan: Plan, *, seconds: float = 0.5) -> Measurement:
     Args:
         plan: as in `measure_serving`.
         seconds: time for the calls of one contraction, besides its compilation.
+        cache_dir: as in `measure_serving`.
 
     Returns:
         The times, their sums over the model, and rules that leave in float what is
@@ -93,8 +111,9 @@ def measure_training(plan: Plan, *, seconds: float = 0.5) -> Measurement:
         TypeError: if `plan` is not a plan.
         ValueError: if the plan quantizes nothing, if a contraction has a symbolic
             shape, or if `seconds` is not positive.
+        OSError: if `cache_dir` cannot be written.
     """
-    return _measure(plan, "training", _training_programs, seconds)
+    return _measure(plan, "training", _training_programs, seconds, cache_dir)
 
 
 def _measure(
@@ -102,6 +121,7 @@ def _measure(
     purpose: measurement.Purpose,
     programs_of: Callable[["_Alone"], Programs],
     seconds: float,
+    cache_dir: str | os.PathLike[str] | None,
 ) -> Measurement:
     if not isinstance(plan, Plan):
         raise TypeError(
@@ -117,21 +137,34 @@ def _measure(
     alike = collections.defaultdict(list)
     for one in plan.quantized():
         _check_sizes(one)
-        alike[_key(one)].append(one)
-    console = rich.console.Console(stderr=True)
+        alike[_text(one), one.cfg].append(one)
+    kept = None if cache_dir is None else kept_times.in_folder(cache_dir)
     measured = []
-    for several in rich.progress.track(
-        alike.values(), "measuring", console=console, disable=not console.is_terminal
-    ):
-        alone = _Alone(several[0])
-        taken = _alternate(programs_of(alone), seconds)
+    for several in _track(alike.values()):
+        what = f"{purpose}: {_text(several[0])}"
+        times = None if kept is None else kept.find(what, seconds)
+        if times is None:
+            times = _times(programs_of(_Alone(several[0])), seconds)
+            if kept is not None:
+                kept.keep(what, times)
         measured.append(
             MeasuredContraction(
-                tuple(several), taken[_FLOAT], taken[_QUANTIZED], taken.get(_SERVED)
+                tuple(several), times.in_float, times.quantized, times.served
             )
         )
     device = jax.devices()[0].device_kind
     return Measurement(purpose, device, tuple(measured), plan)
+
+
+def _track(
+    alike: Collection[list[PlannedContraction]],
+) -> Iterable[list[PlannedContraction]]:
+    """Iterates with a progress bar, on a terminal."""
+    console = rich.console.Console(stderr=True)
+    is_shown = console.is_terminal
+    return rich.progress.track(
+        alike, "measuring", console=console, disable=not is_shown
+    )
 
 
 def _check_sizes(one: PlannedContraction) -> None:
@@ -142,13 +175,13 @@ def _check_sizes(one: PlannedContraction) -> None:
         )
 
 
-def _key(one: PlannedContraction) -> Any:
-    """Returns a key that contractions of equal programs share."""
+def _text(one: PlannedContraction) -> str:
+    """Returns text that contractions of equal programs share, in any process."""
     eqn = one.site.eqn
-    avals = [(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+    avals = [atom.aval.str_short() for atom in eqn.invars]
     params = sorted((name, str(value)) for name, value in eqn.params.items())
     kinds = (one.lhs.kind, one.rhs.kind)
-    return (one.op, *avals, *params, *kinds, one.cfg, one.is_injected)
+    return repr((one.op, avals, params, kinds, one.is_injected, one.cfg))
 
 
 class _Alone:
@@ -259,7 +292,7 @@ def _calling(function: Callable[..., Any], *operands: Any) -> Callable[[], Any]:
     return functools.partial(run, *leaves)
 
 
-def _alternate(programs: Programs, seconds: float) -> dict[str, float]:
+def _times(programs: Programs, seconds: float) -> Times:
     """Returns the median time of each program's calls, less that of `_NOTHING`."""
     for program in programs.values():
         jax.block_until_ready(program())
@@ -276,4 +309,5 @@ def _alternate(programs: Programs, seconds: float) -> dict[str, float]:
     medians = {name: statistics.median(times) for name, times in taken.items()}
     calling = medians.pop(_NOTHING)
     # Less than a tenth of a call cannot be told from its noise.
-    return {name: max(x - calling, calling / 10) for name, x in medians.items()}
+    own = {name: max(x - calling, calling / 10) for name, x in medians.items()}
+    return Times(float(seconds), own[_FLOAT], own[_QUANTIZED], own.get(_SERVED))

@@ -5,7 +5,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from aqtlite import config
@@ -17,6 +17,11 @@ from aqtlite.program.planned import PlannedContraction, smaller_size
 from aqtlite.program.rules import Rule
 
 Purpose = Literal["serving", "training"]
+
+Verdict = Literal["pays", "even", "does not pay"]
+
+_EVEN = 1.1
+"""Gains up to this factor on either side of 1 change sides from run to run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +64,16 @@ class MeasuredContraction:
         return self.float_seconds / self.seconds
 
     @property
-    def pays(self) -> bool:
-        """Whether it is faster than in float."""
-        return self.gain > 1
+    def is_injected(self) -> bool:
+        """Whether its config was given where it is called, so that no rule applies."""
+        return self.alike[0].is_injected
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether quantizing it pays; "even" if the gain is within 1.1 of none."""
+        if self.gain > _EVEN:
+            return "pays"
+        return "even" if self.gain >= 1 / _EVEN else "does not pay"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -92,10 +104,7 @@ class Measurement:
     @property
     def seconds_by_rules(self) -> float:
         """Sum over the contractions of a call of the model, as by `rules`."""
-        return sum(
-            one.num_calls * (one.float_seconds if _can_be_left(one) else one.seconds)
-            for one in self.contractions
-        )
+        return self._seconds_leaving(_can_be_left)
 
     @property
     def float_rules(self) -> tuple[Rule, ...]:
@@ -123,6 +132,36 @@ class Measurement:
             kept = tuple(dataclasses.replace(one, is_required=False) for one in kept)
         return (*chosen, *kept)
 
+    @property
+    def min_size(self) -> int | None:
+        """The `Rule.min_size` by which the contractions take the least time.
+
+        The size alone decides less well than the paths that `float_rules` name, and it
+        holds for contractions that were not measured. 0 if quantizing all is fastest,
+        None if quantizing none is. Injected configs do not count.
+        """
+        sizes = sorted({one.size for one in self.contractions if not one.is_injected})
+        return min((0, *sizes[1:], None), key=self.seconds_by_size)
+
+    def seconds_by_size(self, min_size: int | None) -> float:
+        """Sum over the contractions of a call of the model, as by a `Rule.min_size`.
+
+        Args:
+            min_size: contractions of smaller operands stay in float; None for all.
+        """
+        return self._seconds_leaving(
+            lambda one: (
+                not one.is_injected and (min_size is None or one.size < min_size)
+            )
+        )
+
+    def _seconds_leaving(self, is_left: Callable[[MeasuredContraction], bool]) -> float:
+        """Sum over the contractions of a call of the model, some left in float."""
+        return sum(
+            one.num_calls * (one.float_seconds if is_left(one) else one.seconds)
+            for one in self.contractions
+        )
+
     def to_json(self, *, indent: int | None = None) -> str:
         """Writes the measurement as JSON, with the paths of the contractions."""
         rows = []
@@ -140,7 +179,8 @@ class Measurement:
                     "float_seconds": one.float_seconds,
                     "quantized_seconds": one.quantized_seconds,
                     "served_seconds": one.served_seconds,
-                    "pays": one.pays,
+                    "gain": one.gain,
+                    "verdict": one.verdict,
                 }
             )
         fields: dict[str, Any] = {
@@ -148,6 +188,7 @@ class Measurement:
             for name in ("purpose", "device", "float_seconds", "seconds")
         }
         fields["seconds_by_rules"] = self.seconds_by_rules
+        fields["min_size"] = self.min_size
         fields["contractions"] = rows
         fields["rules"] = json.loads(rules_lib.to_json(self.rules))
         return json.dumps(fields, indent=indent)
@@ -171,15 +212,25 @@ class Measurement:
         if chosen == _ALL_FLOAT:
             return "Quantizing pays nowhere."
         if not chosen:
-            return "Quantizing pays wherever rules decide."
+            return "Nothing that rules decide about is slower than in float."
         lines = [f"  Rule(path={rule.path!r}, cfg=None)" for rule in chosen]
-        return "\n".join(["Rules that leave in float what does not pay:", *lines])
+        lines.insert(0, "Rules that leave in float what does not pay:")
+        return "\n".join([*lines, "", f"By size alone: {self._advice_on_size()}"])
+
+    def _advice_on_size(self) -> str:
+        size = self.min_size
+        if size is None:
+            return "all in float is fastest"
+        microseconds = _us(self.seconds_by_size(size))
+        if size == 0:
+            return f"all as planned is fastest ({microseconds} microseconds)"
+        return f"Rule(min_size={size:_}, cfg=...) ({microseconds} microseconds)"
 
     def _table(self) -> tables.Tables:
         times = ["float", "quantized"]
         if self.purpose == "serving":
             times.append("served")
-        heads = ("path", "lhs", "rhs", "size", "calls", *times, "gain")
+        heads = ("path", "lhs", "rhs", "size", "calls", *times, "gain", "")
         return tables.Tables([[heads, *map(self._row, self.contractions)]])
 
     def _row(self, one: MeasuredContraction) -> tuple[str, ...]:
@@ -192,7 +243,7 @@ class Measurement:
             times.append("-" if served is None else _us(served))
         counts = f"{one.size:,}", str(one.num_calls)
         operands = str(first.lhs), str(first.rhs)
-        return (path, *operands, *counts, *times, f"{one.gain:.2f} x")
+        return (path, *operands, *counts, *times, f"{one.gain:.2f} x", one.verdict)
 
 
 _ALL_FLOAT = (Rule(cfg=None),)
@@ -225,7 +276,7 @@ def _leaving_in_float(plan: Plan, paths: Collection[str]) -> tuple[Rule, ...]:
 
 
 def _can_be_left(one: MeasuredContraction) -> bool:
-    return not one.pays and not one.alike[0].is_injected
+    return one.verdict == "does not pay" and not one.is_injected
 
 
 def _us(seconds: float) -> str:

@@ -51,7 +51,8 @@ def misshapen():
 
 
 @pytest.fixture
-def planned(tmp_path, capsys):
+def planned(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "planned_models.py"
     path.write_text(FACTORY)
 
@@ -107,3 +108,21 @@ def test_measured_contractions(planned):
     assert code == 2 and "name a config by --preset" in err
     code, out, _ = planned("plain", "--preset", "qat", "--measure", "training")
     assert code == 0 and out.startswith("training on ")
+
+
+def test_times_are_kept_for_the_next_call(planned, tmp_path):
+    options = ("of_nnx", "--preset", "qat", "--measure", "serving", "--json")
+    _, first, err = planned(*options)
+    (path,) = (tmp_path / "cache" / "aqtlite").iterdir()
+    assert err == f"the times are kept in {path}: delete it to measure them again\n"
+    assert planned(*options)[1] == first
+    path.unlink()
+    assert planned(*options)[1] != first
+
+
+def test_times_that_cannot_be_kept(planned, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    options = ("--preset", "qat", "--measure", "serving")
+    code, out, err = planned("of_nnx", *options)
+    assert code == 0 and out.startswith("serving on ")
+    assert "the times are not kept" in err and "cache" in err

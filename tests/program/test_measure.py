@@ -109,6 +109,7 @@ def test_paths_that_differ_in_numbers_share_a_rule(measured):
 
 def test_where_quantizing_pays_everywhere_the_rules_stay(measured):
     made = slower_at(measured, set())
+    assert "Nothing that rules decide about is slower" in repr(made)
     assert made.float_rules == () and made.rules == measured.plan.rules
 
 
@@ -127,13 +128,43 @@ def test_sums_count_calls(measured):
     assert made.seconds_by_rules == 1.5 * (2 + 1) + 2.0 * 3 + 1.5
 
 
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [(1.0, "pays"), (1.9, "even"), (2.1, "even"), (2.3, "does not pay")],
+)
+def test_a_gain_near_one_is_even(measured, seconds, verdict):
+    made = measured.contractions[-1]
+    made = dataclasses.replace(made, float_seconds=2.0, quantized_seconds=seconds)
+    assert made.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("slower", "min_size", "seconds"),
+    [
+        ([], 0, 1.5 * 7),
+        (["layer_7", "scores"], 16, 2.0 * 4 + 1.5 * 3),
+        (["layer_7"], 16, 2.0 * 4 + 1.5 * 3),
+        (["scores"], 0, 3.0 + 1.5 * 6),
+        (["layer_0", "head.2", "layer_7", "scores"], None, 2.0 * 7),
+    ],
+)
+def test_the_size_that_decides_best(measured, slower, min_size, seconds):
+    made = slower_at(measured, set(slower))
+    assert made.min_size == min_size and made.seconds_by_size(min_size) == seconds
+    if min_size:
+        left = planned(Rule(cfg=INT8, min_size=min_size)).left_float()
+        assert {one.path for one in left} == {"layer_7", "scores"}
+        assert f"By size alone: Rule(min_size={min_size}, cfg=...)" in repr(made)
+
+
 def test_the_json_holds_the_times_and_the_rules(measured):
     made = slower_at(measured, {"head.2"})
     fields = json.loads(made.to_json())
     assert rules.from_json(json.dumps(fields["rules"])) == made.rules
     layers, head, *_ = fields["contractions"]
-    assert layers["paths"] == ["layer_0", "layer_1"] and layers["pays"]
-    assert head["served_seconds"] == 3.0 and not head["pays"]
+    assert layers["paths"] == ["layer_0", "layer_1"] and layers["verdict"] == "pays"
+    assert head["served_seconds"] == 3.0 and head["verdict"] == "does not pay"
+    assert fields["min_size"] == 0
     assert "<table>" in made._repr_html_()
 
 
@@ -168,7 +199,8 @@ def test_injected_configs_are_measured_and_no_rule_is_made_for_them():
     made = slower_at(
         aqtlite.measure_serving(plan, seconds=1e-3), {plan.contractions[0].path}
     )
-    assert not made.contractions[0].pays and made.rules == ()
+    assert made.contractions[0].verdict == "does not pay" and made.rules == ()
+    assert made.min_size == 0
 
 
 def test_mistakes():

@@ -1,0 +1,125 @@
+"""Times of contractions that a folder keeps from one measurement to the next."""
+
+import json
+import math
+import re
+
+import jax.numpy as jnp
+import pytest
+
+import aqtlite
+from aqtlite.program import kept_times
+from tests.common import nearest
+
+pytestmark = pytest.mark.code("quick")
+
+SECONDS = 1e-3
+
+
+def planned(width=4):
+    def model(params, x):
+        return x @ params
+
+    args = jnp.ones((8, width)), jnp.ones((2, 8))
+    return aqtlite.plan(model, *args, rules=nearest(), params=0)
+
+
+def times(folder, width=4, measure=aqtlite.measure_serving, seconds=SECONDS):
+    found = measure(planned(width), seconds=seconds, cache_dir=folder)
+    (one,) = found.contractions
+    return one.float_seconds, one.quantized_seconds, one.served_seconds
+
+
+def test_a_contraction_is_measured_once_for_each_purpose(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    serving = times(folder)
+    training = times(folder, measure=aqtlite.measure_training)
+    other = times(folder, width=8)
+    assert len({serving, training, other}) == 3
+    assert times(folder) == serving and times(folder, width=8) == other
+    assert times(folder, measure=aqtlite.measure_training) == training
+
+
+def test_without_a_folder_all_is_measured(tmp_path):
+    assert times(None) != times(None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_longer_measurement_replaces_a_shorter_one(tmp_path):
+    short = times(tmp_path)
+    long = times(tmp_path, seconds=2 * SECONDS)
+    assert long != short and times(tmp_path) == long
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NPROC", "7"), ("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")],
+)
+def test_another_number_of_threads_or_flag_has_a_file_of_its_own(
+    tmp_path, monkeypatch, name, value
+):
+    first = times(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setenv(name, value)
+        assert times(tmp_path) != first
+    assert times(tmp_path) == first and len(list(tmp_path.iterdir())) == 2
+
+
+def of_another_machine(text):
+    fields = json.loads(text)
+    fields["machine"]["processor"] = "another"
+    return json.dumps(fields)
+
+
+def with_negative_time(text):
+    fields = json.loads(text)
+    (one,) = fields["contractions"].values()
+    one["in_float"] = -1.0
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "why"),
+    [
+        (lambda text: text[: len(text) // 2], "delimiter|property name|Unterminated"),
+        (lambda text: "[]", "its format is not aqtlite.times.1"),
+        (lambda text: text.replace('"contractions"', '"others"'), "iterable"),
+        (lambda text: text.replace("in_float", "in_double"), "in_double"),
+        (of_another_machine, "it is of .*another"),
+        (with_negative_time, "in_float must be a positive float, got -1.0"),
+    ],
+)
+def test_a_file_that_holds_no_times_is_moved_and_measured_anew(
+    tmp_path, caplog, spoiled, why
+):
+    first = times(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(spoiled(path.read_text()))
+    content = path.read_text()
+    with caplog.at_level("WARNING", logger="absl"):
+        again = times(tmp_path)
+    assert again != first and times(tmp_path) == again
+    assert path.with_suffix(".unreadable").read_text() == content
+    assert "held no times of this machine" in caplog.text
+    assert re.search(why, caplog.text)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="file"):
+        times(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_folder_of_the_user(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert str(kept_times.user_folder()) == "/caches/aqtlite"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(kept_times.user_folder()) == "/home/me/.cache/aqtlite"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1, "1", True, math.nan])
+def test_times_are_positive(value):
+    with pytest.raises(ValueError, match="quantized must be a positive float"):
+        kept_times.Times(1.0, 1.0, value)
