@@ -1,11 +1,12 @@
 """Corrects the biases of converted functions for the mean errors of their weights."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from absl import logging
+from jax.extend import core
 
 from aqtlite import config
 from aqtlite.calibration import batches as batches_lib
@@ -82,39 +83,72 @@ def correct_biases(
         state, function = serving["state"], serve.function
         program = program_of(function, params, args, kwargs, state)
         values = program.traced.values(((params, *args), kwargs))
-        found = mean_errors(program, values, frozen_by_module(serving[COLLECTION]))
-        return {one.number: error for one, error in found.items()}
+        weights = frozen_of(program, frozen_by_module(serving[COLLECTION]))
+        return mean_errors(program.traced.jaxpr, program.parameters, values, weights)
 
     total = total_of(lambda args: errors(params, serving, args), batches)
     return {**serving, "params": with_errors(serving["params"], total)}
 
 
-def mean_errors(
-    program: Program, values: list[Any], frozen: Entries
-) -> dict[Parameter, jax.Array]:
-    """Returns what is to be added to the biases of a call.
+class FrozenOperand(NamedTuple):
+    """A frozen operand of a contraction that is traced in float."""
+
+    contraction: PlannedContraction
+    place: int
+    """Index among the inputs of its equation."""
+
+    qtensor: QTensor
+    cfg: config.DotGeneral
+
+
+def frozen_of(program: Program, frozen: Entries) -> list[FrozenOperand]:
+    """Returns the frozen operands of a program.
 
     Args:
         program: the call.
-        values: inputs of its jaxpr, with float parameters.
         frozen: the frozen weights, by module.
+    """
+    found = []
+    for one, module, _ in program.numbered():
+        entries = frozen.get(module, ())
+        weights = served.find(program, one, {*program.parameters}, entries, _CONVERTER)
+        found += [
+            FrozenOperand(one, one.index(side), weight.qtensor, one.cfg)
+            for side, weight in weights.items()
+        ]
+    return found
+
+
+def mean_errors(
+    closed: core.ClosedJaxpr,
+    parameters: Mapping[int, Parameter],
+    values: list[Any],
+    frozen: Sequence[FrozenOperand],
+) -> dict[int, jax.Array]:
+    """Returns what is to be added to the biases of a call, by number of the parameter.
+
+    Args:
+        closed: jaxpr of the call.
+        parameters: its inputs that are parameters, by index.
+        values: its inputs, with float parameters.
+        frozen: the frozen operands of its contractions.
 
     Raises:
         ValueError: if no weight is frozen beside a bias, or for a contraction with
             smoothing or rotation.
     """
-    closed, every = program.traced.jaxpr, set(program.parameters)
+    by_location: dict[Location, list[FrozenOperand]] = {}
+    for operand in frozen:
+        location = operand.contraction.site.location
+        by_location.setdefault(location, []).append(operand)
     measured: dict[int, dict[Location, Replacement]] = {}
-    for one, module, _ in program.numbered():
-        weights = served.find(program, one, every, frozen.get(module, ()), _CONVERTER)
-        bias = biases.find(closed, one.site.location)
-        if bias is None or bias.input not in every or len(weights) != 1:
+    for location, operands in by_location.items():
+        bias = biases.find(closed, location)
+        if bias is None or bias.input not in parameters or len(operands) != 1:
             continue
-        check_is_plain("weight", one.path, one.cfg.fwd)
-        ((side, weight),) = weights.items()
-        function = _measuring(one, one.index(side), weight.qtensor, bias)
-        replacement = Replacement(function, has_aux=True)
-        measured.setdefault(bias.input, {})[one.site.location] = replacement
+        _check_is_plain(operands[0])
+        replacement = Replacement(_measuring(operands[0], bias), has_aux=True)
+        measured.setdefault(bias.input, {})[location] = replacement
     # What else reads a parameter would change with it.
     own = {
         number: replacements
@@ -128,12 +162,12 @@ def mean_errors(
             "it what the conversion returned, of layers with biases that are outside "
             "of loops"
         )
-    count = len(program.plan.quantized())
-    logging.info("corrects biases of %d of %d contractions", len(replacements), count)
-    _, aux = rewriting.evaluate(program.traced.jaxpr, values, replacements)
+    counts = len(replacements), len(by_location)
+    logging.info("corrects biases of %d of %d contractions", *counts)
+    _, aux = rewriting.evaluate(closed, values, replacements)
     # A layer that is called twice has one bias for both.
     return {
-        program.parameters[number]: sum(aux[place] for place in ones) / len(ones)
+        parameters[number].number: sum(aux[place] for place in ones) / len(ones)
         for number, ones in own.items()
     }
 
@@ -141,10 +175,9 @@ def mean_errors(
 _CONVERTER = "the conversion"
 
 
-def _measuring(
-    one: PlannedContraction, place: int, frozen: QTensor, bias: biases.Bias
-) -> Any:
+def _measuring(operand: FrozenOperand, bias: biases.Bias) -> Any:
     """Returns a float contraction that leaves the mean error of its result."""
+    one, place, frozen, _ = operand
 
     def function(values: Any, given: None) -> tuple[Any, jax.Array]:
         del given
@@ -158,22 +191,18 @@ def _measuring(
     return function
 
 
-def check_is_plain(what: str, path: str, fwd: config.DotGeneralRaw) -> None:
+def _check_is_plain(operand: FrozenOperand) -> None:
     """Checks that the frozen values of a weight are those of the float one, rounded.
-
-    Args:
-        what: what the weight is, for the message: "weight" or "kernel".
-        path: path of the contraction or layer.
-        fwd: config of the contraction.
 
     Raises:
         ValueError: if it is smoothed or rotated.
     """
+    fwd = operand.cfg.fwd
     if fwd.smoothing is not None or fwd.rotation is not None:
         raise ValueError(
-            f"the {what} of {path!r} is smoothed or rotated, and its frozen values "
-            f"are not those of the float {what}: correct_biases takes configs without "
-            "fwd.smoothing and fwd.rotation"
+            f"the weight of {operand.contraction.path!r} is smoothed or rotated, and "
+            "its frozen values are not those of the float weight: correct_biases takes "
+            "configs without fwd.smoothing and fwd.rotation"
         )
 
 

@@ -147,7 +147,7 @@ class PlannedContraction:
         how = self.cfg.fwd.rotation
         if how is None:
             return None
-        operation, lhs, rhs = self._types()
+        operation, lhs, rhs = self.types()
         try:
             return rotation.order_of(how, operation, lhs.shape, rhs.shape, "fwd")
         except ValueError as error:
@@ -159,10 +159,10 @@ class PlannedContraction:
         tensor = self.cfg.fwd.rhs
         if tensor.sparsity is None:
             return False
-        operation, _, rhs = self._types()
+        operation, _, rhs = self.types()
         return sparsity.of(tensor, rhs.shape, operation.axes("rhs")) is not None
 
-    def _types(self) -> tuple[Operation, Any, Any]:
+    def types(self) -> tuple[Operation, Any, Any]:
         """Returns its operation, and the types of both sides of the config."""
         avals = [atom.aval for atom in self.site.eqn.invars]
         lhs, rhs, *rest = self.in_order(avals)

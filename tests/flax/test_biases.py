@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import config
+from aqtlite import Rule, config
 from aqtlite.flax import (
     AqtConvGeneralDilated,
     AqtDotGeneral,
+    AqtEinsum,
     convert,
     correct_biases,
     quantize_model,
@@ -80,6 +81,32 @@ def test_injected_models_and_rules_agree():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+class Own(nn.Module):
+    """A bias of another name, beside experts that have none."""
+
+    @nn.compact
+    def __call__(self, x):
+        init = nn.initializers.lecun_normal()
+        experts = self.param("experts", init, (2, 4, 4))
+        x = jax.lax.ragged_dot(jnp.abs(x), experts, jnp.array([3, x.shape[0] - 3]))
+        heads = self.param("heads", init, (4, 2, 3))
+        shift = self.param("shift", nn.initializers.ones, (2, 3))
+        return AqtEinsum(CFG)("bd,dhk->bhk", nn.relu(x), heads) + shift
+
+
+@pytest.mark.parametrize("by_rules", [False, True])
+def test_a_bias_of_another_name(by_rules):
+    x = normal((32, 4))
+    variables = init(Own(), x)
+    rules = [Rule(op="ragged_dot", cfg=CFG)]
+    model = quantize_model(Own(), rules) if by_rules else Own()
+    serving = convert(model, variables, x)
+    found = correct_biases(model, variables, serving, [x])
+    assert (found["params"]["shift"] != 1).all()
+    wanted = correct_biases(Own(), variables, convert(Own(), variables, x), [x])
+    assert_same(found["params"]["shift"], wanted["params"]["shift"])
+
+
 def test_layers_that_are_called_twice():
     class Twice(nn.Module):
         @nn.compact
@@ -101,7 +128,9 @@ def test_errors():
     model, serving = MODELS["injected"], convert(MODELS["injected"], VARIABLES, X)
     with pytest.raises(ValueError, match="given no batch"):
         correct_biases(model, VARIABLES, serving, [])
-    with pytest.raises(ValueError, match="no layer with a frozen kernel and a bias"):
+    with pytest.raises(
+        ValueError, match="no frozen weight whose contraction has a bias"
+    ):
         correct_biases(model, VARIABLES, VARIABLES, [X])
     with pytest.raises(TypeError, match="whose rows would be taken for batches"):
         correct_biases(model, VARIABLES, serving, X)
@@ -114,7 +143,7 @@ def test_errors():
 
 
 @pytest.mark.slow
-def test_layers_of_a_scan_are_refused():
+def test_no_layers_but_those_of_a_scan_are_refused():
     class Layer(nn.Module):
         @nn.compact
         def __call__(self, x, _):
@@ -132,5 +161,5 @@ def test_layers_of_a_scan_are_refused():
     x = normal((4, 4))
     variables = init(Layers(), x)
     serving = convert(Layers(), variables, x)
-    with pytest.raises(ValueError, match=r"no layers of nn\.scan"):
+    with pytest.raises(ValueError, match="biases that are outside of loops"):
         correct_biases(Layers(), variables, serving, [x])

@@ -69,8 +69,10 @@ def correct_biases(
         function = function_of(copy, call)
         program = program_of(function, params, tuple(others), {}, state_of(copy))
         values = program.traced.values((call.arguments, {}))
-        found = biases.mean_errors(program, values, frozen_by_module(collection))
-        return {one.number: error for one, error in found.items()}
+        frozen = biases.frozen_of(program, frozen_by_module(collection))
+        return biases.mean_errors(
+            program.traced.jaxpr, program.parameters, values, frozen
+        )
 
     def of_batch(args: tuple[Any, ...]) -> dict[int, jax.Array]:
         return errors(*nnx.split((quantized, args), graph=True), collection)
