@@ -21,15 +21,15 @@ def gptq(bits: int = 4, size: int = 128) -> DotGeneral:
     """Weights of few bits, rounded by GPTQ at conversion, and all else in float.
 
     Frantar et al. 2022, arXiv:2210.17323 (`Gptq`), on a grid with a zero point, with a
-    range for each `size` inputs and output that has the least squared error. Conversion
-    needs statistics of the activations, gathered by `aqtlite.flax.calibrate_in_float`.
-    For models that are trained already: until they are converted, weights are rounded
-    to nearest, and the search for ranges runs at every call.
+    range for each `size` inputs and output: from the smallest to the largest weight.
+    Conversion needs statistics of the activations, gathered by
+    `aqtlite.flax.calibrate_in_float`. For models that are trained already: until they
+    are converted, weights are rounded to nearest.
 
     >>> gptq(bits=3).fwd.rhs
     Tensor(
         numerics=IntAffine(bits=3),
-        calibration=MseSearch(),
+        calibration=MinMax(),
         blocks=Blocks(size=128, fit=True),
         rounding=Gptq(),
     )
@@ -46,7 +46,7 @@ def gptq(bits: int = 4, size: int = 128) -> DotGeneral:
     """
     changes = {
         "fwd.rhs.numerics": numerics.IntAffine(bits=bits),
-        "fwd.rhs.calibration": calibration.MseSearch(),
+        "fwd.rhs.calibration": calibration.MinMax(),
         "fwd.rhs.blocks": Blocks(size=size, fit=True),
         "fwd.rhs.rounding": Gptq(),
     }

@@ -25,21 +25,20 @@ CALIBRATION_BATCHES = 12
 
 def configs(bits: int) -> dict[str, config.DotGeneral]:
     """The configs to compare, by the name of their method."""
-    search = config.gptq(bits)
+    nearest: dict[str, Any] = {"fwd.rhs.rounding": None}
+    search: dict[str, Any] = {"fwd.rhs.calibration": calibration.MseSearch()}
+    own_order = {"fwd.rhs.rounding": config.Gptq(act_order=False)}
+    symmetric = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=bits)}
     changes: dict[str, dict[str, Any]] = {
-        "nearest": {
-            "fwd.rhs.calibration": calibration.MinMax(),
-            "fwd.rhs.rounding": None,
-        },
-        "MseSearch": {"fwd.rhs.rounding": None},
-        "GPTQ": {"fwd.rhs.calibration": calibration.MinMax()},
-        "GPTQ, own order": {"fwd.rhs.rounding": config.Gptq(act_order=False)},
-        "GPTQ and MseSearch": {},
-        "GPTQ and MseSearch, symmetric": {
-            "fwd.rhs.numerics": numerics.IntSymmetric(bits=bits)
-        },
+        "nearest": nearest,
+        "MseSearch": nearest | search,
+        "GPTQ": {},
+        "GPTQ and MseSearch, own order": search | own_order,
+        "GPTQ and MseSearch": search,
+        "GPTQ and MseSearch, symmetric": search | symmetric,
     }
-    return {name: config.update(search, one) for name, one in changes.items()}
+    gptq = config.gptq(bits)
+    return {name: config.update(gptq, one) for name, one in changes.items()}
 
 
 def increases(

@@ -41,7 +41,9 @@ OWN: dict[str, config.DotGeneral] = {
         config.gptq(4, SIZE),
         {**_SYMMETRIC, "fwd.rhs.rounding": config.Gptq(act_order=False)},
     ),
-    "config.gptq(4)": config.gptq(4, SIZE),
+    "GPTQ, affine, MseSearch": config.update(
+        config.gptq(4, SIZE), {"fwd.rhs.calibration": calibration.MseSearch()}
+    ),
 }
 
 Served = tuple[Any, Any, float]
