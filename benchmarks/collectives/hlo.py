@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from benchmarks.collectives import loops
+from benchmarks.harness import programs
+from benchmarks.harness.programs import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +15,7 @@ class Collective:
     """One collective instruction of a compiled program."""
 
     kind: str
-    results: tuple[tuple[str, tuple[int, ...]], ...]
+    results: tuple[Array, ...]
     """Dtype and shape of each result."""
     times: int = 1
     """Executions: the product of the trip counts of the enclosing loops."""
@@ -21,15 +23,14 @@ class Collective:
     """Devices of a group, which exchange with each other."""
 
     @property
-    def largest(self) -> tuple[str, tuple[int, ...]]:
+    def largest(self) -> Array:
         """Dtype and shape of the largest result."""
-        return max(self.results, key=lambda one: _bits(one[0]) * math.prod(one[1]))
+        return max(self.results, key=programs.bytes_of)
 
     @property
     def bytes(self) -> int:
         """Bytes of the results on one device, over all executions."""
-        sizes = (_bits(dtype) * math.prod(shape) for dtype, shape in self.results)
-        return self.times * sum(sizes) // 8
+        return self.times * sum(map(programs.bytes_of, self.results))
 
     @property
     def sent(self) -> int:
@@ -44,17 +45,11 @@ class Collective:
         return self.bytes
 
 
-def _bits(dtype: str) -> int:
-    return 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype.partition("e")[0]))
-
-
 _KINDS = (
     "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|"
     "collective-broadcast|ragged-all-to-all"
 )
 _COLLECTIVE = re.compile(rf" = (.*?) ({_KINDS})(-start)?\(")
-_RESULT = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _CALLED = re.compile(
     r"(?:to_apply|body|condition|calls|branch_computations|true_computation|"
     r"false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
@@ -74,7 +69,7 @@ def count(hlo: str) -> list[Collective]:
     Of the branches of a conditional, those of the one that sends least: aqtlite's sums
     of a large batch have another one, for sums that do not fit int32.
     """
-    computations = _computations(hlo)
+    computations = programs.computations(hlo)
     callers: dict[str, tuple[str, int]] = {}
     conditionals: list[list[str]] = []
     found: dict[tuple[str, str], tuple[str, Collective]] = {}
@@ -135,22 +130,8 @@ def _without_dear_branches(
     return [pair for pair in counted if branch_of(pair[0]) in (None, taken)]
 
 
-def _computations(hlo: str) -> dict[str, list[str]]:
-    computations: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in hlo.splitlines():
-        if (header := _COMPUTATION.match(line)) and not line.startswith(" "):
-            lines = computations.setdefault(header[1], [])
-        else:
-            lines.append(line)
-    return computations
-
-
-def _results(match: re.Match[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    results = tuple(
-        (dtype, tuple(int(size) for size in sizes.split(",") if size))
-        for dtype, sizes in _RESULT.findall(match[1])
-    )
+def _results(match: re.Match[str]) -> tuple[Array, ...]:
+    results = programs.arrays(match[1])
     _, kind, is_start = match.groups()
     if is_start and kind in ("all-gather", "reduce-scatter"):
         return results[len(results) // 2 :]  # After the operands.

@@ -9,17 +9,15 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import qwix
-from aqt.jax.v2.flax import aqt_flax
 from jax import lax
 
 import aqtlite
 from aqtlite import config
 from aqtlite.demo.model import Transformer
-from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite.flax import convert
+from benchmarks.gpu import served
 from benchmarks.gpu.measuring import Program
 from benchmarks.harness import contestants, phases
 from benchmarks.harness.contestants import (
@@ -29,6 +27,7 @@ from benchmarks.harness.contestants import (
     AQTP_NEAREST,
     BFLOAT16,
     FLOAT32,
+    QWIX_FP8,
     QWIX_NEAREST,
     QWIX_STOCHASTIC,
     RNG_STREAM,
@@ -39,7 +38,6 @@ from benchmarks.workloads import attention, convolution, mlp
 Cases = Iterator[tuple[Mapping[str, Any], Mapping[str, Program]]]
 
 CAST_ONCE = f"{BFLOAT16}, weights too"
-QWIX = "qwix"
 
 PRESETS = {
     f"{AQTLITE}, fp8": config.fp8(),
@@ -47,13 +45,6 @@ PRESETS = {
     f"{AQTLITE}, w4a8 in blocks of 128": config.update(
         config.w4a8(), {"fwd.rhs.blocks": config.Blocks(size=128)}
     ),
-}
-
-SERVED = {
-    f"{AQTLITE}, int8": contestants.aqtlite_config(),
-    f"{AQTLITE}, fp8": config.fp8(),
-    f"{AQTLITE}, weight-only int8": config.weight_only(8),
-    f"{AQTLITE}, weight-only int4": config.weight_only(4),
 }
 
 
@@ -89,8 +80,9 @@ def products(*, quick: bool) -> Cases:
 def training(*, quick: bool, phase: str) -> Cases:
     """An MLP block with the width of a large model."""
     width, tokens = (128, 32) if quick else (4096, 8192)
-    names = AQTLITE, AQTLITE_NEAREST, AQTP, AQTP_NEAREST, QWIX_STOCHASTIC, QWIX_NEAREST
-    compared = _in_bfloat16(contestants.select((BFLOAT16, *names)))
+    ours, aqtp = (AQTLITE, AQTLITE_NEAREST), (AQTP, AQTP_NEAREST)
+    names = BFLOAT16, *ours, *aqtp, QWIX_STOCHASTIC, QWIX_NEAREST, QWIX_FP8
+    compared = _in_bfloat16(contestants.select(names))
     compared[3:3] = [
         Contestant(name, aqtlite.make_dot_general(cfg), None, jnp.bfloat16)
         for name, cfg in PRESETS.items()
@@ -130,105 +122,25 @@ def _program(
 def serving(*, quick: bool) -> Cases:
     """A stack of layers with frozen weights, larger than the cache."""
     layers, width, rows = (2, 64, (1, 4)) if quick else (8, 4096, (1, 64, 8192))
-    served = served_layers(layers, width)
+    compared = served.layers((width,) * (layers + 1))
     for count in rows:
-        x = jax.random.normal(jax.random.key(1), (count, width), jnp.bfloat16)
         case = {"layers": f"{layers} of {width} x {width}", "rows": count}
-        yield (
-            case,
-            {name: Program(run, (given, x)) for name, (run, given) in served.items()},
-        )
+        yield case, _served(compared, count, width)
 
 
-class Layers(nn.Module):
-    """Layers of one width."""
-
-    count: int
-    width: int
-    dot_general: Callable[..., jax.Array] | None = None
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies one layer after the other."""
-        for _ in range(self.count):
-            x = nn.Dense(
-                self.width,
-                use_bias=False,
-                dtype=jnp.bfloat16,
-                dot_general=self.dot_general,
-            )(x)
-        return x
+def served_block(*, quick: bool) -> Cases:
+    """The MLP block of `training`, with frozen weights."""
+    width, tokens = (64, 16) if quick else (4096, 8192)
+    compared = served.layers((width, 4 * width, width), jax.nn.relu)
+    case = {"widths": f"{width}, {4 * width}", "tokens": tokens}
+    yield case, _served(compared, tokens, width)
 
 
-def served_layers(count: int, width: int) -> dict[str, tuple[Callable, Any]]:
-    """For each contestant, a function of variables and x, and the variables."""
-    x, key = jnp.ones((1, width), jnp.bfloat16), jax.random.key(0)
-    variables = Layers(count, width).init(key, x)
-    wide = jax.tree.map(lambda p: p.astype(jnp.bfloat16), variables)
-    served: dict[str, tuple[Callable, Any]] = {
-        BFLOAT16: (Layers(count, width).apply, wide)
-    }
-    for name, cfg in SERVED.items():
-        model = Layers(count, width, AqtDotGeneral(cfg))
-        served[name] = (model.apply, convert(model, variables, x))
-
-    def aqtp(mode: aqt_flax.QuantMode) -> nn.Module:
-        dot_general = aqt_flax.AqtDotGeneral(
-            contestants.aqtp_config(),
-            rhs_quant_mode=mode,
-            rhs_freeze_mode=aqt_flax.FreezerMode.CALIBRATION_AND_VALUE,
-        )
-        return AqtpLayers(count, width, dot_general)
-
-    _, frozen = aqtp(aqt_flax.QuantMode.CONVERT).apply(
-        wide, x, rngs={RNG_STREAM: key}, mutable=["aqt"]
-    )
-    serve = functools.partial(
-        aqtp(aqt_flax.QuantMode.SERVE).apply, rngs={RNG_STREAM: key}
-    )
-    # In serving, aqtp still requires the float kernels, but does not read them.
-    served[f"{AQTP}, int8"] = (serve, {**wide, **frozen})
-    kernels = [layer["kernel"] for layer in wide["params"].values()]
-    for qtype, channels in (("int8", (0,)), (None, None)):
-        name = "int8" if qtype else "weight-only int8"
-        served[f"{QWIX}, {name}"] = _qwix_layers(kernels, qtype, channels)
-    return served
-
-
-class AqtpLayers(nn.Module):
-    """`Layers` for aqtp, with separate variables for each layer."""
-
-    count: int
-    width: int
-    dot_general: aqt_flax.AqtDotGeneral
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies one layer after the other."""
-        for _ in range(self.count):
-            dot_general = self.dot_general.clone()
-            x = nn.Dense(
-                self.width, use_bias=False, dtype=jnp.bfloat16, dot_general=dot_general
-            )(x)
-        return x
-
-
-def _qwix_layers(
-    kernels: list[jax.Array], qtype: str | None, channels: tuple[int, ...] | None
-) -> tuple[Callable, Any]:
-    def apply(kernels: Any, x: jax.Array) -> jax.Array:
-        for kernel in kernels:
-            given = x
-            if qtype:
-                given = qwix.quantize(x, qtype, channelwise_axes=channels)
-            x = qwix.dot_general(given, kernel, (((1,), (0,)), ((), ())))
-            x = x.astype(jnp.bfloat16)
-        return x
-
-    frozen = [
-        qwix.quantize(kernel, "int8", channelwise_axes=(1,)) for kernel in kernels
-    ]
-    return apply, frozen
+def _served(
+    compared: Mapping[str, tuple[Callable, Any]], rows: int, width: int
+) -> dict[str, Program]:
+    x = jax.random.normal(jax.random.key(1), (rows, width), jnp.bfloat16)
+    return {name: Program(run, (given, x)) for name, (run, given) in compared.items()}
 
 
 def decoding(*, quick: bool) -> Cases:
@@ -238,12 +150,12 @@ def decoding(*, quick: bool) -> Cases:
     tokens = jnp.zeros((1, length), jnp.int32)
     variables = jax.jit(model.init)(jax.random.key(0), tokens)
     narrow = jax.tree.map(lambda p: p.astype(jnp.bfloat16), variables)
-    served = {BFLOAT16: (model, narrow), FLOAT32: (model, variables)}
-    for name, cfg in SERVED.items():
+    compared = {BFLOAT16: (model, narrow), FLOAT32: (model, variables)}
+    for name, cfg in served.CONFIGS.items():
         quantized = model.clone(cfg=cfg)
-        served[name] = quantized, convert(quantized, narrow, tokens)
+        compared[name] = quantized, convert(quantized, narrow, tokens)
     for batch in (1, 2) if quick else (1, 64):
-        programs = {name: _decoding(*one, batch) for name, one in served.items()}
+        programs = {name: _decoding(*one, batch) for name, one in compared.items()}
         yield {"layers": layers, "width": width, "sequences": batch}, programs
 
 
@@ -319,6 +231,7 @@ CASES: tuple[tuple[str, Callable[..., Cases]], ...] = (
     ("products", products),
     ("training step", functools.partial(training, phase=phases.BOTH)),
     ("serving", serving),
+    ("served block", served_block),
     ("forward", functools.partial(training, phase=phases.FORWARD)),
     ("decoding", decoding),
     ("attention", attention_block),

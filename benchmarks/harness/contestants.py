@@ -23,6 +23,7 @@ AQTP = "aqtp"
 AQTP_NEAREST = "aqtp, nearest"
 QWIX_STOCHASTIC = "qwix, stochastic"
 QWIX_NEAREST = "qwix, nearest"
+QWIX_FP8 = "qwix, fp8"
 AQTLITE = "aqtlite"
 AQTLITE_NEAREST = "aqtlite, nearest"
 
@@ -77,16 +78,18 @@ def _aqtp(name: str, *, stochastic: bool) -> Contestant:
     return Contestant(name, keyed, functools.partial(aqt_flax.AqtDotGeneral, cfg))
 
 
-def _qwix(name: str, *, stochastic: bool) -> Contestant:
+def _qwix(
+    name: str, *, stochastic: bool, forward: str = "int8", backward: str = "int8"
+) -> Contestant:
     # Qwix's default: noise varies along the first axis and is shared along the others.
     noise = (
         qwix_noise.get_noise_fn("uniform", jax.random.key(0)) if stochastic else None
     )
     cfg = qwix_qt.DotGeneralQtConfig(
-        lhs_qtype="int8",
-        rhs_qtype="int8",
-        dlhs_grad_qtype="int8",
-        drhs_grad_qtype="int8",
+        lhs_qtype=forward,
+        rhs_qtype=forward,
+        dlhs_grad_qtype=backward,
+        drhs_grad_qtype=backward,
         dlhs_stochastic_rounding_noise_fn=noise,
         drhs_stochastic_rounding_noise_fn=noise,
     )
@@ -116,6 +119,9 @@ _MAKERS: dict[str, Callable[[str], Contestant]] = {
     AQTP_NEAREST: functools.partial(_aqtp, stochastic=False),
     QWIX_STOCHASTIC: functools.partial(_qwix, stochastic=True),
     QWIX_NEAREST: functools.partial(_qwix, stochastic=False),
+    QWIX_FP8: functools.partial(
+        _qwix, stochastic=False, forward="float8_e4m3fn", backward="float8_e5m2"
+    ),
     AQTLITE: functools.partial(_aqtlite, stochastic=True),
     AQTLITE_NEAREST: functools.partial(_aqtlite, stochastic=False),
 }
