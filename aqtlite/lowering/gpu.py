@@ -64,6 +64,26 @@ def dot(
     return lax.slice(out, (0,) * out.ndim, shape)
 
 
+def dot_of_float8(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: dn.DimensionNumbers,
+    target: Target,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Contracts floats of 8 bits to float32, transposed as in `dot`.
+
+    cuBLASLt takes the layout of `dot`. XLA transposes operands for it, and pads them,
+    but moves transpositions to the floats that are rounded, and writes these.
+    """
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    if target.takes_layouts and _is_of_matrices(lhs.shape, rhs.shape, dims):
+        lhs, lhs_ca, lhs_ba = layouts.contracting_last(lhs, lhs_ca, lhs_ba)
+        rhs, rhs_ca, rhs_ba = layouts.contracting_last(rhs, rhs_ca, rhs_ba)
+    dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
+    return plain.dot(lhs, rhs, dims, precision=precision)
+
+
 def widened(x: jax.Array, target: Target) -> jax.Array:
     """Widens int4 to int8 in memory; returns int8 unchanged.
 

@@ -9,7 +9,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config, lowering, numerics
-from tests.lowering.dots import integer_dot, mixed_dot
+from tests.lowering.dots import contract, integer_dot, mixed_dot
 
 MATMUL = (((1,), (0,)), ((), ()))
 
@@ -24,6 +24,12 @@ def integers(shape, dtype=np.int8):
     return jnp.asarray(rng.integers(-7, 8, shape, np.int8)).astype(dtype)
 
 
+def narrow_dot(lhs, rhs, dims):
+    left, right = (x.astype(jnp.float8_e4m3fn) for x in (lhs, rhs))
+    return contract(lowering.Narrow(), left, right, dims)
+
+
+@pytest.mark.parametrize("dot", [integer_dot, narrow_dot])
 @pytest.mark.parametrize(
     "lhs, rhs, dims",
     [
@@ -33,9 +39,9 @@ def integers(shape, dtype=np.int8):
     ],
     ids=["forward", "gradient of weights", "batched"],
 )
-def test_matrices_have_their_contracting_axis_last(lhs, rhs, dims):
+def test_matrices_have_their_contracting_axis_last(dot, lhs, rhs, dims):
     lhs, rhs = integers(lhs), integers(rhs)
-    program = lowered(lambda *xs: integer_dot(*xs, dims), lhs, rhs)
+    program = lowered(lambda *xs: dot(*xs, dims), lhs, rhs)
     (line,) = (line for line in program.splitlines() if "stablehlo.dot" in line)
     last = lhs.ndim - 1
     assert f"contracting_dims = [{last}] x [{last}]" in line
@@ -44,17 +50,19 @@ def test_matrices_have_their_contracting_axis_last(lhs, rhs, dims):
     assert "stablehlo.optimization_barrier" in program
 
 
+@pytest.mark.parametrize("dot", [integer_dot, narrow_dot])
 @pytest.mark.parametrize("rows, columns", [(1, 16), (4, 1)])
-def test_products_with_vectors_stay_as_they_are(rows, columns):
+def test_products_with_vectors_stay_as_they_are(dot, rows, columns):
     lhs, rhs = integers((rows, 32)), integers((32, columns))
-    program = lowered(lambda *xs: integer_dot(*xs, MATMUL), lhs, rhs)
+    program = lowered(lambda *xs: dot(*xs, MATMUL), lhs, rhs)
     assert "stablehlo.transpose" not in program
 
 
-def test_exported_programs_have_no_layouts():
+@pytest.mark.parametrize("dot", [integer_dot, narrow_dot])
+def test_exported_programs_have_no_layouts(dot):
     lhs, rhs = integers((4, 32)), integers((32, 16))
-    dot = jax.jit(lambda *xs: integer_dot(*xs, MATMUL))
-    exported = jax.export.export(dot, platforms=("cuda",))(lhs, rhs)
+    function = jax.jit(lambda *xs: dot(*xs, MATMUL))
+    exported = jax.export.export(function, platforms=("cuda",))(lhs, rhs)
     assert "custom_call" not in exported.mlir_module()
 
 
