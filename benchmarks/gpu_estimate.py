@@ -3,19 +3,20 @@
     pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
     JAX_PLATFORMS=cpu python -m benchmarks.gpu_estimate [--only serving] [--kernels 10]
 
-Compiles the cases that `python -m benchmarks.gpu` measures. Prints, for each
-contestant, the bytes that the kernels read and write, the time of a roofline, and the
-temporary memory. No GPU is needed, because nothing is run: these are estimates, not
-measurements.
+Compiles the cases that `python -m benchmarks.gpu` measures, and a step of four blocks.
+Prints, for each contestant, the bytes that the kernels read and write, the time of a
+roofline, and the temporary memory. No GPU is needed, because nothing is run: these are
+estimates, not measurements.
 
 A kernel moves each of its arrays once, and takes the time of its bytes at the bandwidth
 of the memory, or of its matrix product at the peak of the matrix units, whichever is
 longer. The workspace of a product counts as temporary memory only.
 
 XLA times Triton's kernels against cuBLASLt's on the device. Without one, every matrix
-product goes to cuBLASLt. That multiplies int8 only where both operands have their
-contracting axis last in memory; products that do not are counted as unsupported. On a
-GPU they run in Triton, several times slower, or behind a transposition. Nor does the
+product goes to cuBLASLt, or with ``--triton`` to Triton, whose kernels read narrow
+operands and write scaled results; a GPU lies between. cuBLASLt multiplies int8 only
+where both operands have their contracting axis last in memory; products that do not are
+counted as unsupported. On a GPU they run in Triton, several times slower. Nor does the
 estimate know of caches, of the time to launch a kernel, or of how near a kernel comes
 to the peaks.
 """
@@ -52,7 +53,7 @@ PEAKS = {
 """Operations per second of its matrix units on dense matrices: half of the datasheet's,
 which are for sparse ones. float32 is TF32."""
 
-NAMES = tuple(name for name, _ in cases.CASES)
+NAMES = tuple(name for name, _ in cases.COMPILED)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,11 +65,16 @@ def parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         choices=NAMES,
-        default=["training step", "served block"],
-        help="the cases (default: training step, served block)",
+        default=["training step", "blocks", "served block"],
+        help="the cases (default: training step, blocks, served block)",
     )
     result.add_argument(
         "--contestants", metavar="PART", help="those with this in their names"
+    )
+    result.add_argument(
+        "--triton",
+        action="store_true",
+        help="give products to Triton, with the tilings that XLA takes untimed",
     )
     result.add_argument(
         "--small", action="store_true", help="compile the cases at a tiny size"
@@ -89,16 +95,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     missing = "no topology 'h100' of cuda (see the docstring)"
     chip = absent.devices("h100", "cuda", missing, target_config=H100, topology="1x1x1")
     console = tables.console()
+    options = dict(OPTIONS["gpu"])
+    if asked.triton:
+        options["xla_gpu_enable_triton_gemm"] = "True"
     written: list[Figure] = []
     with progress.shown(console, asked.only) as report:
-        for name, make in cases.CASES:
+        for name, make in cases.COMPILED:
             for case, programs in make(quick=asked.small) if name in asked.only else ():
                 title = ", ".join(itertools.starmap("{} {}".format, case.items()))
                 compiled = {}
                 for contestant, program in programs.items():
                     if (asked.contestants or "") in contestant:
                         report(name, f"{title}: {contestant}")
-                        compiled[contestant] = compile_for(program, chip[0])
+                        compiled[contestant] = compile_for(program, chip[0], options)
                 estimated = estimates(name, case, compiled)
                 console.print(f"{name}: {title}", soft_wrap=True)
                 markdown = not console.is_terminal
@@ -109,19 +118,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 written += estimated
     if asked.json:
         tables.write_json(
-            asked.json, written, machine=machine.describe(), options=OPTIONS["gpu"]
+            asked.json, written, machine=machine.describe(), options=options
         )
 
 
-def compile_for(program: Program, chip: jax.Device) -> Any:
+def compile_for(program: Program, chip: jax.Device, options: Mapping[str, Any]) -> Any:
     """The program, compiled for a device that need not be there."""
     sharding = jax.sharding.SingleDeviceSharding(chip)
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         program.arguments,
     )
-    lowered = jax.jit(program.function).lower(*arguments)
-    return lowered.compile(compiler_options=dict(OPTIONS["gpu"]))
+    jitted = jax.jit(program.function, donate_argnums=program.donated)
+    return jitted.lower(*arguments).compile(compiler_options=dict(options))
 
 
 def estimates(

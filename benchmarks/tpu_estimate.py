@@ -36,7 +36,7 @@ BANDWIDTH = {
 }
 """Bytes per second of the memory of a chip (Google Cloud, "TPU versions")."""
 
-NAMES = tuple(name for name, _ in cases.CASES)
+NAMES = tuple(name for name, _ in cases.COMPILED)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     missing = f"no topology {asked.topology!r} (pip install libtpu)"
     chip = absent.devices(asked.topology, "tpu", missing)[0]
     console = tables.console()
-    for name, make in cases.CASES:
+    for name, make in cases.COMPILED:
         if name in asked.only:
             for case, programs in make(quick=asked.small):
                 title = ", ".join(f"{key} {value}" for key, value in case.items())
@@ -112,7 +112,8 @@ def compile_for(program: Program, chip: jax.Device) -> Any:
     # Programs are lowered for the TPU of this process, which has none.
     reads_rows = chip.device_kind in processor.TPUS_THAT_READ_ROWS
     with mock.patch.object(processor, "tpu_reads_rows", lambda: reads_rows):
-        return jax.jit(program.function).lower(*arguments).compile()
+        jitted = jax.jit(program.function, donate_argnums=program.donated)
+        return jitted.lower(*arguments).compile()
 
 
 def estimated_cycles(program: str) -> int:

@@ -227,6 +227,38 @@ def _convolution(
     return lambda x, kernel: forward(x, kernel).astype(jnp.bfloat16)
 
 
+def blocks(*, quick: bool) -> Cases:
+    """A step of gradient descent of four MLP blocks, with residual connections."""
+    count, width, tokens = (2, 64, 16) if quick else (4, 2048, 8192)
+    names = BFLOAT16, AQTLITE, AQTP, QWIX_STOCHASTIC, QWIX_FP8
+    compared = _in_bfloat16(contestants.select(names))
+    compared[2:2] = [
+        Contestant(name, aqtlite.make_dot_general(cfg), None, jnp.bfloat16)
+        for name, cfg in PRESETS.items()
+        if cfg.fwd.rhs.blocks is None
+    ]
+    x = jnp.zeros((tokens, width), jnp.bfloat16)
+    weights = (mlp.weights(width),) * count
+    case = {"blocks": count, "widths": f"{width}, {4 * width}", "tokens": tokens}
+    yield (
+        case,
+        {c.name: Program(_descent(c), (weights, x), donated=(0,)) for c in compared},
+    )
+
+
+def _descent(contestant: Contestant) -> Callable[[Any, jax.Array], Any]:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for up, down in weights:
+            x += mlp.block(contestant, x, up, down).astype(x.dtype)
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        gradients = jax.grad(loss)(weights, x)
+        return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradients)
+
+    return step
+
+
 CASES: tuple[tuple[str, Callable[..., Cases]], ...] = (
     ("products", products),
     ("training step", functools.partial(training, phase=phases.BOTH)),
@@ -238,3 +270,6 @@ CASES: tuple[tuple[str, Callable[..., Cases]], ...] = (
     ("convolution", convolutions),
 )
 """Names of the cases, and functions that yield parameters and programs."""
+
+COMPILED = (*CASES, ("blocks", blocks))
+"""`CASES`, and those that are only compiled."""

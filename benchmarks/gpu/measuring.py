@@ -28,6 +28,9 @@ class Program:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
 
+    donated: tuple[int, ...] = ()
+    """Arguments whose memory the results may take, where nothing is run."""
+
 
 def measure(
     name: str,
