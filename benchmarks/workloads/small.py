@@ -8,6 +8,7 @@ of kernels decide. Each measurement times consecutive calls, each of which takes
 result of the one before.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,10 @@ CONFIGS = {
     contestants.AQTLITE_NEAREST: config.fully_quantized(use_stochastic_rounding=False),
 }
 
-TRAINING, SERVED = "training step", "served"
+TRAINING, UNDIVIDED, SERVED = "training step", "undivided step", "served"
+"""An undivided step runs each loop on one thread."""
+
+OPTIONS = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
 CASES = ((64, 64), (64, 128), (64, 256), (256, 128), (1, 64), (1, 256), (1, 512))
 QUICK_CASES = ((8, 16),)
 """Numbers of rows, and widths. A single row is only served."""
@@ -52,14 +56,13 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     """Every number of rows and width, in training and served."""
     measured = []
     for rows, width in QUICK_CASES if options.quick else CASES:
-        for phase in (TRAINING, SERVED) if rows > 1 else (SERVED,):
+        for phase in (TRAINING, UNDIVIDED, SERVED) if rows > 1 else (SERVED,):
             report(f"{rows} rows, width {width}, {phase}")
             x = jax.random.normal(jax.random.key(0), (rows, width))
-            make = _training if phase == TRAINING else _served
             programs = {
-                name: make(Mlp(width, cfg), x)
+                name: _program(phase, Mlp(width, cfg), x)
                 for name, cfg in CONFIGS.items()
-                if phase == TRAINING or name != contestants.AQTLITE_NEAREST
+                if phase != SERVED or name != contestants.AQTLITE_NEAREST
             }
             spreads = timing.alternate(
                 programs, repeats=10 * options.repeats, seconds=options.seconds
@@ -69,10 +72,16 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     return measured
 
 
-def _training(model: Mlp, x: jax.Array) -> Callable[[], Any]:
+def _program(phase: str, model: Mlp, x: jax.Array) -> Callable[[], Any]:
+    if phase == SERVED:
+        return _served(model, x)
+    return _training(model, x, OPTIONS if phase == UNDIVIDED else {})
+
+
+def _training(model: Mlp, x: jax.Array, options: dict[str, str]) -> Callable[[], Any]:
     """Consecutive steps of gradient descent."""
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=options)
     def step(params: Any, x: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:
             return jnp.mean((model.apply({"params": params}, x) - x) ** 2)
