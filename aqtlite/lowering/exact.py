@@ -24,12 +24,14 @@ from aqtlite.lowering.target import OnCpu, TargetDependent
 
 
 def algebraic_barrier(x: jax.Array) -> jax.Array:
-    """Returns `x`, and keeps XLA from simplifying across it.
+    """Returns `x`, float32, and keeps XLA from simplifying across it.
 
-    XLA moves no factor through a clamp, and fuses it, since it uses `x` only once. An
-    optimization barrier would split the loop that reads `x`.
+    XLA moves no factor through a reduction of precision, and fuses it. A minimum with
+    infinity would be simplified away, as is a reduction to float32's own precision on
+    GPUs; this one names a mantissa of one bit more. An optimization barrier would split
+    the loop that reads `x`.
     """
-    return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
+    return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=24)
 
 
 def on_squeezed(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -46,7 +48,7 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
 
     LLVM contracts a product and a sum (with a bias, a skip connection, the terms of a
     LayerNorm) to a fused multiply-add wherever they meet in one loop, and sees through
-    a clamp to the infinities. It does not know that the sign bit of a scale is 0, and
+    an algebraic barrier. It does not know that the sign bit of a scale is 0, and
     keeps a bitwise or with it.
 
     Args:
@@ -126,23 +128,23 @@ class _FusionBarrier(OnCpu):
         return _Given() if known else None
 
     def on_cpu(self, is_whole, x):
-        """Reduces two copies of `x` to one of them."""
+        """Takes the maximum of two copies of `x`, twice in one reduction."""
         if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
             # XLA:CPU computes with such floats by widening them.
             bits = self.on_cpu(is_whole, lax.bitcast_convert_type(x, jnp.uint8))
             return lax.bitcast_convert_type(bits, x.dtype)
-        return on_squeezed(self._later_of_two, x)
+        return on_squeezed(self._largest_of_two, x)
 
-    def _later_of_two(self, x):
-        pair = lax.broadcast(x, (2,))
-        position = lax.broadcasted_iota(jnp.int32, pair.shape, 0)
+    def _largest_of_two(self, x):
+        copies = lax.broadcast(x, (2,))
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        least = -np.inf if is_float else jnp.iinfo(x.dtype).min
+        start = np.array(least, x.dtype)
 
-        def later(one, other):
-            is_later = lax.ge(other[1], one[1])
-            return lax.select(is_later, other[0], one[0]), lax.max(one[1], other[1])
+        def largest(one, other):
+            return tuple(map(lax.max, one, other))
 
-        start = np.zeros((), x.dtype), np.int32(-1)
-        return lax.reduce((pair, position), start, later, (0,))[0]
+        return lax.reduce((copies, copies), (start, start), largest, (0,))[0]
 
 
 @dataclasses.dataclass(frozen=True)

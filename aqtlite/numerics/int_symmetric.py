@@ -148,19 +148,15 @@ class IntSymmetric(base.Numerics):
         bound = self._clip_bound
         scaled = lax.convert_element_type(scaled, jnp.float32)
         clipped = lax.clamp(np.float32(-bound), scaled, np.float32(bound))
-        if self.stochastic_rounding:
-            position = clipped
-            if not self.preserve_zero:
-                # Else XLA folds the half into the constant that rounds to an integer.
-                position = exact.algebraic_barrier(clipped - np.float32(0.5))
-            whole = rounding.stochastically(position, noise)
-        elif self.preserve_zero:
+        if self.preserve_zero:
+            if self.stochastic_rounding:
+                return rounding.stochastically(clipped, noise, self.storage_dtype)
             return exact.nearest_integer(clipped, self.storage_dtype)
+        if self.stochastic_rounding:
+            below = rounding.stochastically(clipped - np.float32(0.5), noise)
         else:
-            whole = jnp.floor(clipped)
-        if not self.preserve_zero:
-            whole = 2 * whole + 1
-        return lax.convert_element_type(whole, self.storage_dtype)
+            below = jnp.floor(clipped)
+        return lax.convert_element_type(2 * below + 1, self.storage_dtype)
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         if not (self.clip and self.clip_gradient):

@@ -8,36 +8,37 @@ from jax import lax
 from aqtlite.lowering import exact
 
 
-def stochastically(x: jax.Array, noise: jax.Array | None) -> jax.Array:
+def stochastically(
+    x: jax.Array, noise: jax.Array | None, dtype: jax.typing.DTypeLike = jnp.int32
+) -> jax.Array:
     """Rounds up with a probability equal to the distance from the integer below.
 
-    Rounds to nearest, then moves on towards the value by one, with a probability equal
-    to the distance. The distance is exact in float32, and no product is added to
-    anything, which compilers contract to an FMA in some programs but not in others. The
-    distance is compared with 31 random bits, so the probability is accurate to 2^-31,
-    even for elements far below a step.
+    Rounds to nearest, and to the integer on the other side with a probability equal to
+    the distance from the nearest. The distance is exact in float32, and no product is
+    added to anything, which compilers contract to an FMA in some programs but not in
+    others. The distance is compared with 31 random bits, so the probability is accurate
+    to 2^-31, even for elements far below a step.
 
     >>> stochastically(jnp.array([0.25, 0.25, 3.0]), jnp.array([0, 2**31, 0], "uint32"))
     Array([1, 0, 3], dtype=int32)
 
     Args:
-        x: float32, of magnitude up to 2^22.
+        x: float32, of magnitude up to 2^22 - 1.
         noise: random bits, uint32, of the shape of `x`.
+        dtype: int32, int16, int8 or int4, which holds the result.
 
     Returns:
-        int32.
+        integers of `dtype`.
 
     Raises:
         ValueError: if `noise` is None.
     """
-    nearest = exact.nearest_integer(x)
-    rest = lax.sub(x, lax.convert_element_type(nearest, jnp.float32))
+    nearest = lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+    rest = lax.sub(x, nearest)
     distance = lax.mul(lax.abs(rest), np.float32(2.0**31))
     moves = lax.lt(uniform_31(noise), distance)
-    # -1 or 1, by the sign bit, which is irrelevant for zero and NaN: these never move.
-    signs = lax.bitcast_convert_type(rest, jnp.int32)
-    step = lax.bitwise_or(lax.shift_right_arithmetic(signs, np.int32(31)), np.int32(1))
-    return lax.select(moves, lax.add(nearest, step), nearest)
+    other = lax.sub(lax.add(lax.floor(x), lax.ceil(x)), nearest)
+    return exact.nearest_integer(lax.select(moves, other, nearest), dtype)
 
 
 def uniform_31(noise: jax.Array | None) -> jax.Array:
