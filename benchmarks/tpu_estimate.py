@@ -10,8 +10,8 @@ time that these bytes take at the bandwidth of the memory, and the temporary mem
 TPU is needed, because nothing is run: these are estimates, not measurements. Topologies
 have the names of `jax.experimental.topologies`, such as ``v5p:2x2x1``.
 
-The estimate leaves out how often loops run. Programs with loops are marked, and their
-cycles and bytes are those of a single round of each loop.
+The cycles of a loop are those of all its rounds. XLA counts the bytes of a single one;
+programs with loops are marked.
 """
 
 import argparse
@@ -25,9 +25,10 @@ import rich.box
 from rich.table import Table
 
 from aqtlite.lowering import processor
+from benchmarks.collectives import loops
 from benchmarks.gpu import cases
 from benchmarks.gpu.measuring import Program
-from benchmarks.harness import absent, tables
+from benchmarks.harness import absent, programs, tables
 
 BANDWIDTH = {
     "TPU v5 lite": 819e9,
@@ -66,10 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = tables.console()
     for name, make in cases.COMPILED:
         if name in asked.only:
-            for case, programs in make(quick=asked.small):
+            for case, compared in make(quick=asked.small):
                 title = ", ".join(f"{key} {value}" for key, value in case.items())
                 drawn = estimates(
-                    f"{chip.device_kind}, {name}: {title}", programs, chip
+                    f"{chip.device_kind}, {name}: {title}", compared, chip
                 )
                 drawn.box = (
                     rich.box.SIMPLE if console.is_terminal else rich.box.MARKDOWN
@@ -77,14 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 console.print(drawn)
 
 
-def estimates(title: str, programs: Mapping[str, Program], chip: jax.Device) -> Table:
+def estimates(title: str, compared: Mapping[str, Program], chip: jax.Device) -> Table:
     """Table of the programs of a case, each beside the first one."""
     drawn = Table(
         "", "cycles, 10^6", "relative", "traffic, GB", "at full bandwidth, ms",
         "temporary, MB", title=title,
     )  # fmt: skip
     first = None
-    for name, program in programs.items():
+    for name, program in compared.items():
         compiled = compile_for(program, chip)
         text = compiled.as_text()
         cycles = estimated_cycles(text)
@@ -117,12 +118,20 @@ def compile_for(program: Program, chip: jax.Device) -> Any:
 
 
 def estimated_cycles(program: str) -> int:
-    """Sum of XLA's cycle estimates in the kernels of a TPU program.
+    r"""Sum of XLA's cycle estimates in the kernels of a TPU program, in all rounds.
 
-    >>> estimated_cycles('... "estimated_cycles":"20" ... "estimated_cycles":"4"')
+    >>> main = "ENTRY %main (x: f32[]) -> f32[] {"
+    >>> kernels = '  %y = "estimated_cycles":"20"', '  %z = "estimated_cycles":"4"'
+    >>> estimated_cycles("\n".join((main, *kernels)))
     24
     """
-    return sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', program))
+    computations = programs.computations(program)
+    callers = loops.callers(computations)
+    return sum(
+        loops.times(name, callers) * int(cycles)
+        for name, lines in computations.items()
+        for cycles in re.findall(r'"estimated_cycles":"(\d+)"', "\n".join(lines))
+    )
 
 
 if __name__ == "__main__":

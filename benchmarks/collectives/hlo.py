@@ -50,10 +50,6 @@ _KINDS = (
     "collective-broadcast|ragged-all-to-all"
 )
 _COLLECTIVE = re.compile(rf" = (.*?) ({_KINDS})(-start)?\(")
-_CALLED = re.compile(
-    r"(?:to_apply|body|condition|calls|branch_computations|true_computation|"
-    r"false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
-)
 _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _GROUP_LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _GROUP_IOTA = re.compile(r"replica_groups=\[\d+,(\d+)\]")
@@ -70,20 +66,14 @@ def count(hlo: str) -> list[Collective]:
     of a large batch have another one, for sums that do not fit int32.
     """
     computations = programs.computations(hlo)
-    callers: dict[str, tuple[str, int]] = {}
-    conditionals: list[list[str]] = []
+    callers = loops.callers(computations)
+    conditionals = [
+        loops.called(line)
+        for lines in computations.values()
+        for line in lines
+        if " conditional(" in line
+    ]
     found: dict[tuple[str, str], tuple[str, Collective]] = {}
-    for inside, lines in computations.items():
-        for line in lines:
-            trips = loops.trip_count(line, inside, computations)
-            names = [
-                name
-                for called in _CALLED.finditer(line)
-                for name in re.findall(r"[\w.\-]+", called[1])
-            ]
-            callers.update(dict.fromkeys(names, (inside, trips)))
-            if " conditional(" in line:
-                conditionals.append(names)
     devices = int(match[1]) if (match := _PARTITIONS.search(hlo)) else 1
     for inside, lines in computations.items():
         for number, line in enumerate(lines):
@@ -100,7 +90,7 @@ def count(hlo: str) -> list[Collective]:
             )
             found.setdefault((_loop(inside, callers), name), (inside, one))
     counted = [
-        (computation, dataclasses.replace(one, times=_times(computation, callers)))
+        (computation, dataclasses.replace(one, times=loops.times(computation, callers)))
         for computation, one in found.values()
     ]
     for branches in conditionals:
@@ -111,7 +101,7 @@ def count(hlo: str) -> list[Collective]:
 def _without_dear_branches(
     branches: Sequence[str],
     counted: Sequence[tuple[str, Collective]],
-    callers: Mapping[str, tuple[str, int]],
+    callers: Mapping[str, loops.Caller],
 ) -> list[tuple[str, Collective]]:
     """Leaves out the branches of a conditional but the one that sends least."""
 
@@ -155,7 +145,7 @@ def _group(line: str, devices: int) -> int:
     return devices
 
 
-def _loop(computation: str, callers: Mapping[str, tuple[str, int]]) -> str:
+def _loop(computation: str, callers: Mapping[str, loops.Caller]) -> str:
     """The innermost body of a loop around a computation, or the program itself."""
     while computation in callers:
         caller, trips = callers[computation]
@@ -163,11 +153,3 @@ def _loop(computation: str, callers: Mapping[str, tuple[str, int]]) -> str:
             return computation
         computation = caller
     return computation
-
-
-def _times(computation: str, callers: Mapping[str, tuple[str, int]]) -> int:
-    times = 1
-    while computation in callers:
-        computation, trips = callers[computation]
-        times *= trips
-    return times

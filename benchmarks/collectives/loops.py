@@ -3,6 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 
+Caller = tuple[str, int]
+"""Name of the computation that calls another one, and how often it does."""
+
+_CALLED = re.compile(
+    r"(?:to_apply|body|condition|calls|branch_computations|true_computation|"
+    r"false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
+)
 _KNOWN = re.compile(r'known_trip_count.*?"n":"(\d+)"')
 _WHILE = re.compile(
     r" while\(%?([\w.\-]+)\), condition=%?([\w.\-]+), body=%?([\w.\-]+)"
@@ -10,6 +17,34 @@ _WHILE = re.compile(
 _INSTRUCTION = re.compile(
     r"^\s*(ROOT )?%?([\w.\-]+) = .*? ([\w\-]+)\(([^()]*)\)(?:, index=(\d+))?"
 )
+
+
+def called(line: str) -> list[str]:
+    """Names of the computations that an instruction calls."""
+    return [
+        name
+        for match in _CALLED.finditer(line)
+        for name in re.findall(r"[\w.\-]+", match[1])
+    ]
+
+
+def callers(program: Mapping[str, Sequence[str]]) -> dict[str, Caller]:
+    """The caller of each computation; a loop calls its body for each trip."""
+    found: dict[str, Caller] = {}
+    for inside, lines in program.items():
+        for line in lines:
+            trips = trip_count(line, inside, program)
+            found.update(dict.fromkeys(called(line), (inside, trips)))
+    return found
+
+
+def times(computation: str, callers: Mapping[str, Caller]) -> int:
+    """Executions of a computation: the product of the trips of the loops around it."""
+    result = 1
+    while computation in callers:
+        computation, trips = callers[computation]
+        result *= trips
+    return result
 
 
 def trip_count(
