@@ -34,13 +34,22 @@ def algebraic_barrier(x: jax.Array) -> jax.Array:
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=24)
 
 
-def on_squeezed(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Applies an elementwise function to `x` without its axes of size one.
+def on_squeezed(
+    function: Callable[..., jax.Array], x: jax.Array, *others: jax.Array
+) -> jax.Array:
+    """Applies an elementwise function to arrays without the axes of size one of `x`.
 
     XLA drops such axes at every reduction and broadcast, which takes a reshape each.
+
+    Args:
+        function: function whose result may have further, leading axes.
+        x: any shape.
+        others: arrays of the rank of `x`, with size 1 where it has.
     """
     axes = tuple(axis for axis, size in enumerate(x.shape) if size == 1)
-    return lax.expand_dims(function(lax.squeeze(x, axes)), axes)
+    out = function(*(lax.squeeze(one, axes) for one in (x, *others)))
+    leading = out.ndim + len(axes) - x.ndim
+    return lax.expand_dims(out, [axis + leading for axis in axes])
 
 
 def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:

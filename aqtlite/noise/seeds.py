@@ -69,18 +69,16 @@ def seed_from_bounds(
         uint32 of shape ``(2, *bound.shape)``, computed once per channel, and not again
         for each element.
     """
-    # As `exact.on_squeezed`: one reshape in place of one for each use.
-    axes = tuple(axis for axis, size in enumerate(bound.shape) if size == 1)
-    words = (
-        lax.bitcast_convert_type(lax.squeeze(x, axes), jnp.uint32)
-        for x in (bound, *others)
-    )
-    total = mixer.mix(lax.add(next(words), np.uint32(mixer.GOLDEN)))
-    for word in words:
-        total = mixer.mix(lax.add(total, word))
-    seed = _two_words(total)
-    seed = exact.fusion_barrier(seed if salt is None else fold_in(seed, salt))
-    return lax.expand_dims(seed, [axis + 1 for axis in axes])
+
+    def seed_of(*bounds: jax.Array) -> jax.Array:
+        words = (lax.bitcast_convert_type(x, jnp.uint32) for x in bounds)
+        total = mixer.mix(lax.add(next(words), np.uint32(mixer.GOLDEN)))
+        for word in words:
+            total = mixer.mix(lax.add(total, word))
+        seed = _two_words(total)
+        return exact.fusion_barrier(seed if salt is None else fold_in(seed, salt))
+
+    return exact.on_squeezed(seed_of, bound, *others)
 
 
 @functools.partial(jax.jit, static_argnums=1)
