@@ -256,7 +256,7 @@ def _assert_equal(name: str, trained: Any, served: Any) -> None:
             f"the trained {name} returns {trained_tree}, the served one {served_tree}"
         )
     pairs = zip(
-        jax.tree_util.tree_leaves_with_path(trained),
+        jax.tree.leaves_with_path(trained),
         jax.tree.leaves(served),
         strict=True,
     )

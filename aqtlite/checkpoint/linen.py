@@ -80,7 +80,7 @@ class LinenVariables(Variables):
             dtype = arrays[found_as].dtype if found_as in arrays else leaf.dtype
             return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
-        variables = jax.tree_util.tree_map_with_path(look_up, found)
+        variables = jax.tree.map_with_path(look_up, found)
         wrong += unknown(source, origin.values())
         refuse(wrong, lambda: _advice(template, arrays))
         return variables, origin
@@ -112,7 +112,7 @@ class LinenVariables(Variables):
         # Statistics that only the conversion reads are not stored.
         collections = {path.split("/")[0] for path in manifest.nodes} | {STATISTICS}
         kept = {k: value for k, value in self.initial().items() if k in collections}
-        return jax.tree_util.tree_map_with_path(
+        return jax.tree.map_with_path(
             lambda key, leaf: jax.ShapeDtypeStruct(
                 leaf.shape, dtypes.get(path_name(key), leaf.dtype)
             ),
@@ -125,9 +125,7 @@ class LinenVariables(Variables):
     def gather(self, values: Any, batches: Iterable[Any]) -> dict[str, np.ndarray]:
         with self._has_collections(values):
             gathered = calibrate_in_float(self.model, values, batches, **self.kwargs)
-        named, _ = jax.tree_util.tree_flatten_with_path(
-            {STATISTICS: gathered[STATISTICS]}
-        )
+        named = jax.tree.leaves_with_path({STATISTICS: gathered[STATISTICS]})
         return {path_name(path): np.asarray(x) for path, x in named}
 
     def plan(self, template: dict[str, Any]) -> Plan:
@@ -184,19 +182,14 @@ class LinenVariables(Variables):
             specs,
             is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
         )
-        names = [
-            path_name(key)
-            for key, _ in jax.tree_util.tree_flatten_with_path(serving)[0]
-        ]
+        names = [path_name(key) for key, _ in jax.tree.leaves_with_path(serving)]
         return dict(zip(names, jax.tree.leaves(tree), strict=True))
 
     def filled(
         self, template: Any, names: Collection[str], read: Callable[[str], Any]
     ) -> Any:
         del names
-        return jax.tree_util.tree_map_with_path(
-            lambda key, _: read(path_name(key)), template
-        )
+        return jax.tree.map_with_path(lambda key, _: read(path_name(key)), template)
 
 
 def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
@@ -224,10 +217,10 @@ def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[st
 def _names_without_boxes(variables: Any) -> dict[str, str]:
     """Maps the name of each leaf to its name in a tree without boxes."""
     names: dict[str, str] = {}
-    for path, node in jax.tree_util.tree_flatten_with_path(
+    for path, node in jax.tree.leaves_with_path(
         variables, is_leaf=nn.meta.is_axis_metadata
-    )[0]:
-        below = [sub for sub, _ in jax.tree_util.tree_flatten_with_path(node)[0]]
+    ):
+        below = [sub for sub, _ in jax.tree.leaves_with_path(node)]
         for sub in below:
             outside = path if len(below) == 1 else (*path, *sub)
             names[path_name((*path, *sub))] = path_name(outside)

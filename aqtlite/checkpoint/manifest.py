@@ -147,14 +147,14 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
     def is_node(x: Any) -> bool:
         return isinstance(x, QTensor | FrozenRecord) or nn.meta.is_axis_metadata(x)
 
-    for key_path, node in jax.tree_util.tree_flatten_with_path(serving, is_node)[0]:
+    for key_path, node in jax.tree.leaves_with_path(serving, is_node):
         path = path_name(key_path)
         if isinstance(node, FrozenRecord | FrozenKernel):
             nodes[path] = node
             continue
         named = {
             "/".join(filter(None, (path, path_name(below)))): info_of(leaf)
-            for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]
+            for below, leaf in jax.tree.leaves_with_path(node)
         }
         arrays.update(
             {name: Stored(info, packing_of(info)) for name, info in named.items()}

@@ -244,7 +244,7 @@ def _named(steps: tuple[str, ...], value: Any) -> dict[str, Any]:
     """The leaves of a variable's value, by name."""
     return {
         "/".join(filter(None, (name_of(steps), path_name(below)))): x
-        for below, x in jax.tree_util.tree_flatten_with_path(value)[0]
+        for below, x in jax.tree.leaves_with_path(value)
     }
 
 

@@ -304,7 +304,7 @@ def _names(graph: Graph, traced: tracing.Traced) -> dict[int, str]:
 def _input_names(traced: tracing.Traced) -> list[str]:
     """Names inputs: "input", or "input/PLACE" by place in the arguments if several."""
     _, *args = traced.inputs
-    places = jax.tree_util.tree_flatten_with_path(tuple(args))[0]
+    places = jax.tree.leaves_with_path(tuple(args))
     found = {
         number: jax.tree_util.keystr(path, simple=True, separator="/")
         for path, number in places

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aqtlite import errors
+
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Call:
@@ -44,14 +46,6 @@ def calls_of(
     ):
         raise TypeError(
             "calls must be a list of aqtlite.flax.Call, such as "
-            f"[Call(x), Call(x[:1])], got {_brief(calls)}"
+            f"[Call(x), Call(x[:1])], got {errors.brief(calls)}"
         )
     return calls
-
-
-def _brief(calls: Any) -> str:
-    name = type(calls).__name__
-    if not isinstance(calls, list | tuple):
-        return name
-    held = sorted({type(one).__name__ for one in calls})
-    return f"a {name} of {', '.join(held)}" if held else f"an empty {name}"

@@ -72,7 +72,7 @@ def names_of_parameters(
         def is_parameter(path: str) -> bool:
             return path.partition("/")[0] in heads
 
-    flat = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    flat = jax.tree.leaves_with_path((args, kwargs))
     paths = [jax.tree_util.keystr(p[1:], simple=True, separator="/") for p, _ in flat]
     return {
         i: paths[leaf]

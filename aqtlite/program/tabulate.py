@@ -36,7 +36,7 @@ def tabulate(variables: Any) -> str:
         its size is that of the integers, scales and zero points, with one byte for each
         integer of 4 bits or fewer.
     """
-    nodes, _ = jax.tree_util.tree_flatten_with_path(
+    nodes = jax.tree.leaves_with_path(
         jax.tree.map(_as_array, variables), is_leaf=_is_quantized
     )
     rows = [(_name(path), _content(node), _nbytes(node)) for path, node in nodes]

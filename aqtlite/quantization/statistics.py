@@ -220,7 +220,7 @@ def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any
 
 def records_of(tree: Any) -> list[tuple[Any, Any]]:
     """Returns each record of statistics, which counts its `batches`, with its path."""
-    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_record)
+    nodes = jax.tree.leaves_with_path(tree, is_leaf=_is_record)
     return [(path, node) for path, node in nodes if _is_record(node)]
 
 

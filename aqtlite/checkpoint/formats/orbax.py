@@ -103,7 +103,7 @@ class OrbaxReader(base.Reader):
                     f"{folder} cannot be read: its metadata (_METADATA) is damaged"
                 )
             tree = metadata.item_metadata.tree
-            for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            for path, leaf in jax.tree.leaves_with_path(tree):
                 name = "/".join(filter(None, (name_of(item), path_name(path))))
                 in_dicts = all(isinstance(k, jax.tree_util.DictKey) for k in path)
                 leaves[name] = in_dicts, leaf

@@ -312,6 +312,6 @@ def without_kernels(
         return () if _is_kernel(node) and is_injected(path) else node
 
     params = variables.get(PARAMETERS, {})
-    shapes = jax.tree_util.tree_map_with_path(as_shape, params, is_leaf=_is_kernel)
-    values = jax.tree_util.tree_map_with_path(as_leaf, params, is_leaf=_is_kernel)
+    shapes = jax.tree.map_with_path(as_shape, params, is_leaf=_is_kernel)
+    values = jax.tree.map_with_path(as_leaf, params, is_leaf=_is_kernel)
     return {**others, PARAMETERS: shapes}, {**others, PARAMETERS: values}

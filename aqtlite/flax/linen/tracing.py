@@ -327,7 +327,7 @@ def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) ->
     kernels = {parameter.key_path: one for parameter, one in frozen.items()}
 
     def replace(path: tuple[Any, ...], node: Any) -> Any:
-        for below, _ in jax.tree_util.tree_flatten_with_path(node)[0]:
+        for below, _ in jax.tree.leaves_with_path(node):
             one = kernels.get((*path, *below))
             if one is not None:
                 return FrozenKernel(
@@ -335,9 +335,7 @@ def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) ->
                 )
         return node
 
-    return jax.tree_util.tree_map_with_path(
-        replace, params, is_leaf=nn.meta.is_axis_metadata
-    )
+    return jax.tree.map_with_path(replace, params, is_leaf=nn.meta.is_axis_metadata)
 
 
 def mutable_collections(mutable: Any) -> list[str]:
