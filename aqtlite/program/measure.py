@@ -14,7 +14,7 @@ import rich.console
 import rich.progress
 
 from aqtlite import config
-from aqtlite.program import injected, kept_times, measurement
+from aqtlite.program import injected, kept_times, measurement, undivided
 from aqtlite.program.convert import convert_function
 from aqtlite.program.kept_times import Times
 from aqtlite.program.measurement import MeasuredContraction, Measurement
@@ -28,6 +28,7 @@ _MIN_ROUNDS, _MAX_ROUNDS = 5, 500
 _NOTHING, _FLOAT, _QUANTIZED, _SERVED = "nothing", "float", "quantized", "served"
 
 Programs = dict[str, Callable[[], Any]]
+Options = dict[str, str]
 
 
 def measure_serving(
@@ -43,7 +44,8 @@ def measure_serving(
     quantized with its weight quantized in the call, and with a frozen weight. Their
     calls alternate. Times are medians, without the time in which a program that
     computes nothing is called, of which they are at least a tenth. A terminal shows a
-    progress bar.
+    progress bar. Of a plan of small contractions, loops are not divided among threads,
+    as by `compile_serving` (docs/benchmarks.md says how to train so).
 
     >>> from aqtlite import Rule, config, plan
     >>> planned = plan(
@@ -119,7 +121,7 @@ def measure_training(
 def _measure(
     plan: Plan,
     purpose: measurement.Purpose,
-    programs_of: Callable[["_Alone"], Programs],
+    programs_of: Callable[["_Alone", Options], Programs],
     seconds: float,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Measurement:
@@ -138,13 +140,16 @@ def _measure(
     for one in plan.quantized():
         _check_sizes(one)
         alike[_text(one), one.cfg].append(one)
+    is_on_cpu = jax.default_backend() == "cpu"
+    eqns = [one.site.eqn for one in plan.quantized()]
+    options = undivided.options_for_equations(eqns) if is_on_cpu else {}
     kept = None if cache_dir is None else kept_times.in_folder(cache_dir)
     measured = []
     for several in _track(alike.values()):
-        what = f"{purpose}: {_text(several[0])}"
+        what = f"{purpose} {options} {_text(several[0])}"
         times = None if kept is None else kept.find(what, seconds)
         if times is None:
-            times = _times(programs_of(_Alone(several[0])), seconds)
+            times = _times(programs_of(_Alone(several[0]), options), seconds)
             if kept is not None:
                 kept.keep(what, times)
         measured.append(
@@ -230,13 +235,14 @@ def _values(avals: Sequence[Any]) -> list[jax.Array]:
     return values
 
 
-def _serving_programs(alone: _Alone) -> Programs:
+def _serving_programs(alone: _Alone, options: Options) -> Programs:
     quantized, params, others = alone.quantized, alone.params, alone.others
     state = quantized.gather(alone.state, params, others) if alone.state else {}
     programs = {
-        _NOTHING: _calling(_first_element, params, others),
-        _FLOAT: _calling(alone.in_float, params, others),
+        _NOTHING: _calling(options, _first_element, params, others),
+        _FLOAT: _calling(options, alone.in_float, params, others),
         _QUANTIZED: _calling(
+            options,
             lambda state, *operands: quantized.evaluate(state, operands, {}),
             *(state, params, others),
         ),
@@ -246,10 +252,10 @@ def _serving_programs(alone: _Alone) -> Programs:
     serve, serving = convert_function(
         quantized, params, others, state=state if alone.state else None
     )
-    return {**programs, _SERVED: _calling(serve, serving, others)}
+    return {**programs, _SERVED: _calling(options, serve, serving, others)}
 
 
-def _training_programs(alone: _Alone) -> Programs:
+def _training_programs(alone: _Alone, options: Options) -> Programs:
     operands = (alone.params, alone.others)
     out = jax.eval_shape(alone.in_float, *operands)
     (cotangent,) = _values([out])
@@ -266,9 +272,9 @@ def _training_programs(alone: _Alone) -> Programs:
         return out, pull_back(cotangent), updated
 
     return {
-        _NOTHING: _calling(_first_element, *operands),
-        _FLOAT: _calling(step_in_float, cotangent, *operands),
-        _QUANTIZED: _calling(step, cotangent, alone.state, *operands),
+        _NOTHING: _calling(options, _first_element, *operands),
+        _FLOAT: _calling(options, step_in_float, cotangent, *operands),
+        _QUANTIZED: _calling(options, step, cotangent, alone.state, *operands),
     }
 
 
@@ -281,15 +287,17 @@ def _first_element(*operands: Any) -> jax.Array:
     return jax.tree.leaves(operands)[0].reshape(-1)[:1]
 
 
-def _calling(function: Callable[..., Any], *operands: Any) -> Callable[[], Any]:
+def _calling(
+    options: Options, function: Callable[..., Any], *operands: Any
+) -> Callable[[], Any]:
     """Returns a call of a compiled function, with arguments that need no flattening."""
     leaves, structure = jax.tree.flatten(operands)
 
-    @functools.partial(jax.jit, keep_unused=True)
     def run(*leaves: Any) -> Any:
         return jax.tree.leaves(function(*jax.tree.unflatten(structure, leaves)))
 
-    return functools.partial(run, *leaves)
+    jitted = jax.jit(run, keep_unused=True, compiler_options=options)
+    return functools.partial(jitted, *leaves)
 
 
 def _times(programs: Programs, seconds: float) -> Times:

@@ -1,7 +1,7 @@
 """Loops of small programs, which take longer divided among threads than on one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jax.extend import core
@@ -31,8 +31,12 @@ def options_for(closed: core.ClosedJaxpr) -> dict[str, str]:
         are no convolutions of floats, some of which are loops of many operations;
         otherwise no options.
     """
-    is_small = all(_is_small(eqn) for eqn in _equations_of(closed))
-    return UNDIVIDED if is_small else {}
+    return options_for_equations(_equations_of(closed))
+
+
+def options_for_equations(eqns: Iterable[Any]) -> dict[str, str]:
+    """Returns the options for a program of these equations, as `options_for`."""
+    return UNDIVIDED if all(map(_is_small, eqns)) else {}
 
 
 def _is_small(eqn: Any) -> bool:
