@@ -571,3 +571,23 @@ def test_name_of_the_served_function():
         "scan_of_scans",
         "serve_scan_of_scans",
     )
+
+
+@pytest.mark.parametrize(
+    "paths, second, count",
+    [("scopes", "", 1), ("parameters", "b", 1), ("scopes", "b", 2)],
+)
+def test_a_weight_of_several_contractions_is_frozen_once_for_each_path(
+    paths, second, count
+):
+    def function(w, x):
+        with jax.named_scope("a"):
+            x = x @ w
+        with jax.named_scope(second or "a"):
+            return x @ w
+
+    w, x = normal((8, 8)), normal((2, 8), 1)
+    quantized = quantize_function(function, nearest(), params=0, paths=paths)
+    serve, serving = convert_function(quantized, w, x)
+    assert len(frozen_weights(serving)) == count
+    assert_bits(jax.jit(serve)(serving, x), jax.jit(quantized)(w, x))
