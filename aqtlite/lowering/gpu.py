@@ -61,6 +61,8 @@ def dot(
     dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
     # Otherwise XLA fuses the next conversion into the product, as an extra pass.
     out = lax.optimization_barrier(plain.dot(lhs, rhs, dims))
+    if target.takes_layouts:  # Transposed, if at all, as they are converted.
+        out = layouts.row_major(out)
     return lax.slice(out, (0,) * out.ndim, shape)
 
 

@@ -47,6 +47,9 @@ def test_matrices_have_their_contracting_axis_last(dot, lhs, rhs, dims):
     assert f"contracting_dims = [{last}] x [{last}]" in line
     # XLA would fold the transpositions into the product.
     assert "@LayoutConstraint" in program
+    if dot is integer_dot:  # Nor does it transpose the sums by themselves.
+        after = program[program.index(line) :]
+        assert re.search(r"@LayoutConstraint.*xi32>", after)
     assert "stablehlo.optimization_barrier" in program
 
 
