@@ -1,6 +1,7 @@
 """The static arguments of a convolution, from which all its forms are made."""
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -135,11 +136,7 @@ class Convolution:
         Raises:
             ValueError: if the operands do not fit; JAX raises TypeError for some.
         """
-        operands = (
-            jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
-            for shape in (lhs_shape, rhs_shape)
-        )
-        return tuple(jax.eval_shape(self, *operands).shape)
+        return _output_shape(self, tuple(lhs_shape), tuple(rhs_shape))
 
     def for_dlhs(self, lhs: Shape, rhs: Shape, out: Shape) -> "Convolution":
         """Returns the convolution of the output gradient with rhs, for lhs's gradient.
@@ -299,3 +296,9 @@ def _count(name: str, count: Any) -> int:
         return operator.index(count)
     except TypeError as error:
         raise TypeError(f"{name} must be an integer, got {count!r}") from error
+
+
+@functools.lru_cache(maxsize=4096)
+def _output_shape(convolution: Convolution, lhs: Shape, rhs: Shape) -> Shape:
+    operands = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (lhs, rhs))
+    return tuple(jax.eval_shape(convolution, *operands).shape)

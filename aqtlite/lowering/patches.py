@@ -149,18 +149,18 @@ class _Geometry:
         if number <= few or not self.is_on_one_cpu:
             slices = self.slices(x, first, by_result=by_result)
             return lax.concatenate(slices, x.ndim - 1)
-        pairs = zip(counts, over[1], strict=True)
-        sizes = [(count - 1) * step + 1 for count, step in pairs]
+        steps = zip(counts, over[1], strict=True)
+        sizes, zero = [(count - 1) * step + 1 for count, step in steps], np.int32(0)
 
         def write(k: jax.Array, out: jax.Array) -> jax.Array:
-            position = jnp.unravel_index(k, at[0])
-            starts = [i * step for i, step in zip(position, at[1], strict=True)]
-            part = lax.dynamic_slice(x, (0, *starts, 0), (len(x), *sizes, features))
-            part = lax.slice(part, (0,) * x.ndim, part.shape, (1, *over[1], 1))
-            return lax.dynamic_update_slice_in_dim(out, part, k * features, x.ndim - 1)
+            shape = (len(x), *sizes, features)
+            part = plain.part_at(x, [zero, *plain.place_of(k, *at), zero], shape)
+            part = lax.slice(part, (0,) * x.ndim, shape, (1, *over[1], 1))
+            start = [*[zero] * (x.ndim - 1), lax.mul(k, np.int32(features))]
+            return plain.with_part_at(out, start, part)
 
-        shape = (x.shape[0], *counts, number * features)
-        return lax.fori_loop(0, number, write, lax.full_like(x, 0, shape=shape))
+        out = lax.full_like(x, 0, shape=(len(x), *counts, number * features))
+        return lax.fori_loop(zero, np.int32(number), write, out)
 
     def _steps(
         self, first: int | None, by_result: bool
@@ -218,7 +218,8 @@ def _contract_patches(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Ar
     if not is_unsigned:
         return out
     excess = cpu.mixed_dot(jnp.full((2, products), 128, x.dtype), kernel, _MATMUL)
-    return out - excess[0]
+    excess = lax.index_in_dim(excess, 0, keepdims=False)
+    return lax.sub(out, lax.expand_dims(excess, range(out.ndim - 1)))
 
 
 def _block(examples: int, rows: int, size: int, geometry: _Geometry) -> tuple[int, int]:

@@ -1,5 +1,8 @@
 """Building blocks for the forms of all platforms."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,3 +55,35 @@ def unstacked(x: jax.Array, axis: int) -> list[jax.Array]:
     """Returns the slices along an axis, without it."""
     count = range(x.shape[axis])
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in count]
+
+
+def place_of(
+    number: jax.Array, sizes: Sequence[int], steps: Sequence[int]
+) -> list[jax.Array]:
+    """Returns the place of an element of an array that lies in steps along each axis.
+
+    Unlike `jnp.unravel_index`, this neither checks nor clips.
+
+    Args:
+        number: number of the element in row-major order, int32.
+        sizes: sizes of the array.
+        steps: distances between elements.
+    """
+    place: list[jax.Array] = []
+    for axis in reversed(range(len(sizes))):
+        index, size = number, np.int32(sizes[axis])
+        if axis > 0:
+            index, number = lax.rem(number, size), lax.div(number, size)
+        step = np.int32(steps[axis])
+        place.insert(0, index if step == 1 else lax.mul(index, step))
+    return place
+
+
+def part_at(x: jax.Array, start: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
+    """Returns a part of an array; `start` counts from the front, as int32."""
+    return lax.dynamic_slice(x, start, sizes, allow_negative_indices=False)
+
+
+def with_part_at(x: jax.Array, start: Sequence[Any], part: jax.Array) -> jax.Array:
+    """Replaces a part of an array, as `part_at`."""
+    return lax.dynamic_update_slice(x, part, start, allow_negative_indices=False)

@@ -20,6 +20,7 @@ from aqtlite.operations.base import (
 )
 from aqtlite.operations.tiled import Tiled
 from aqtlite.shapes import block_shapes
+from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
 
 Array = Literal["x", "w", "y"]
@@ -318,9 +319,8 @@ class ConvGeneralDilated(Operation):
         return self.arrays[0 if side == "lhs" else 1]
 
     def _spec(self, array: Array) -> Axes:
-        forward = self.forward
-        specs = forward.lhs_spec, forward.rhs_spec, forward.out_spec
-        return specs[_ARRAYS.index(array)]
+        of = self.forward
+        return (of.lhs_spec, of.rhs_spec, of.out_spec)[_ARRAYS.index(array)]
 
     def _shape(self, array: Array) -> tuple[int, ...]:
         return self.shapes[_ARRAYS.index(array)]
@@ -341,6 +341,8 @@ class ConvGeneralDilated(Operation):
             target: array to multiply.
             scale: keepdims, of size 1 along axes that `target` lacks.
         """
+        if self._groups == 1:
+            return self._permuted(source, target, scale)
         spec, grouped = self._spec(source), self._grouped(source)
         # The letters in the order of the axes of the scale.
         letters = [letter for _, letter in sorted(self._axes_of_letters(source))]
@@ -361,6 +363,15 @@ class ConvGeneralDilated(Operation):
             x, [i for i, letter in enumerate(wanted) if letter not in kept]
         )
         return self._merged(target, wanted, x)
+
+    def _permuted(self, source: Array, target: Array, scale: jax.Array) -> jax.Array:
+        found = {letter: axis for axis, letter in self._axes_of_letters(source)}
+        wanted = sorted(self._axes_of_letters(target))
+        sources = {axis: found[letter] for axis, letter in wanted if letter in found}
+        shape = [1] * scale.ndim
+        for axis, source_axis in sources.items():
+            shape[axis] = scale.shape[source_axis]
+        return dn.laid_out(scale, tuple(sources.values()), tuple(shape))
 
     def _merged(self, target: Array, wanted: list[str], x: jax.Array) -> jax.Array:
         """Merges groups with the axis that they divide, and adds the spatial axes."""

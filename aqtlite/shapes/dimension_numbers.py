@@ -155,10 +155,10 @@ def scale_to_output(
     sizes, ones = tuple(scale.shape[axis] for axis in remaining), (1,) * others
     rest = sizes + ones if is_lhs else ones + sizes
     shape = tuple(scale.shape[axis] for axis in batch) + rest
-    return _laid_out(scale, batch + remaining, shape)
+    return laid_out(scale, batch + remaining, shape)
 
 
-def _laid_out(x: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
+def laid_out(x: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
     """Permutes the axes of an array, and reshapes it.
 
     Args:
@@ -183,7 +183,7 @@ def rhs_scale_to_lhs(
     shape = [1] * lhs_ndim
     for lhs_axis, rhs_axis in pairs:
         shape[lhs_axis] = scale.shape[rhs_axis]
-    return _laid_out(scale, tuple(rhs_axis for _, rhs_axis in pairs), tuple(shape))
+    return laid_out(scale, tuple(rhs_axis for _, rhs_axis in pairs), tuple(shape))
 
 
 def output_shape(
