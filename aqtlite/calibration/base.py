@@ -10,6 +10,7 @@ from jax import lax
 
 from aqtlite.calibration import scale_grids
 from aqtlite.lowering import exact
+from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -330,13 +331,13 @@ def scale_from_bound(
         empty: scale of an all-zero channel, None for `unit`.
     """
     factor = np.float32(unit) / np.float32(grid_bound)
+    nothing = unit if empty is None else empty
+    return exact.on_squeezed(Elementwise(_scale, (factor, nothing)), bound)
 
-    def scale_from(bound: jax.Array) -> jax.Array:
-        # XLA moves no factor of the bound through the select.
-        nan = lax.full_like(bound, np.nan)
-        scale = lax.mul(lax.select(lax.is_finite(bound), bound, nan), factor)
-        nothing = lax.full_like(scale, unit if empty is None else empty)
-        is_nothing = lax.lt(scale, np.float32(jnp.finfo(jnp.float32).tiny))
-        return lax.select(is_nothing, nothing, scale)
 
-    return exact.on_squeezed(scale_from, bound)
+def _scale(factor: np.float32, nothing: float, bound: jax.Array) -> jax.Array:
+    # XLA moves no factor of the bound through the select.
+    nan = lax.full_like(bound, np.nan)
+    scale = lax.mul(lax.select(lax.is_finite(bound), bound, nan), factor)
+    is_nothing = lax.lt(scale, np.float32(jnp.finfo(jnp.float32).tiny))
+    return lax.select(is_nothing, lax.full_like(scale, nothing), scale)

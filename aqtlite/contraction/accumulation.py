@@ -54,7 +54,6 @@ def sum_products(
     return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)  # Traced once per shape.
 def scaled(
     how: ContractionExecution,
     operation: Operation,

@@ -22,7 +22,7 @@ from aqtlite.contraction import differentiation, execution, requantization
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import padding, preparation, quantizer
+from aqtlite.quantization import checks, padding, preparation
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import before_transposition, explicit_sharding
@@ -212,7 +212,7 @@ def _check_operand(
         ValueError: if its blocks are padded and the operation does not support that.
     """
     if not isinstance(x, QTensor):
-        quantizer.check_floating(x, path)
+        checks.check_floating(x, path)
         return
     _check_qtensor(x, tensor, path)
     if x.padding is not None and not operation.pairs_elements:

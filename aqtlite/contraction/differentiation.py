@@ -87,7 +87,8 @@ def quantize_and_contract(
         for x in (lhs, rhs)
     )
     forward_scales = jax.lax.stop_gradient(forward_scales)
-    (lhs_q, lhs_nan), (rhs_q, rhs_nan), sums = quantized_sums.quantize_and_sum(
+    quantize_and_sum = quantized_sums.function_for(how.fwd, fixed_lhs, fixed_rhs, fixed)
+    (lhs_q, lhs_nan), (rhs_q, rhs_nan), sums = quantize_and_sum(
         how.fwd, operation, fixed_lhs, fixed_rhs, seed, forward_scales, fixed
     )
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.

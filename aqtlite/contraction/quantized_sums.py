@@ -3,6 +3,7 @@
 None of it is differentiated (`differentiation`).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.jaxpr import inlined
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import quantizer
+from aqtlite.quantization import checks, quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.quantizer import Seeds
 from aqtlite.quantization.statistics import States
@@ -40,9 +41,6 @@ def quantize_and_sum(
 ) -> tuple[Quantized, Quantized, jax.Array]:
     """Quantizes the operands that a config quantizes, and sums their products.
 
-    Forward contractions of one shape share one trace, since a model has many layers of
-    one shape. Gradients are traced once as a whole.
-
     Args:
         how: execution of the contraction.
         operation: the contraction.
@@ -55,23 +53,6 @@ def quantize_and_sum(
     Returns:
         The operands, and the sums without the scales that multiply the output.
     """
-    # An array that is known while tracing must stay so: states are checked.
-    arrays = jax.tree.leaves((lhs, rhs))
-    is_traced = all(isinstance(x, jax.core.Tracer) for x in arrays)
-    is_shared = is_traced and how.path == "fwd" and not jax.tree.leaves(states)
-    run = _traced_once if is_shared else _quantize_and_sum
-    return run(how, operation, lhs, rhs, seed, forward_scales, states)
-
-
-def _quantize_and_sum(
-    how: ContractionExecution,
-    operation: Operation,
-    lhs: Operand,
-    rhs: Operand,
-    seed: jax.Array | None,
-    forward_scales: tuple[jax.Array, ...],
-    states: States,
-) -> tuple[Quantized, Quantized, jax.Array]:
     seeds = Seeds(seed, forward_scales, how.lhs.salt)
     lhs_q, lhs_nan = _quantize(how, operation, "lhs", lhs, seeds, states.lhs)
     seeds = Seeds(seed, (), how.rhs.salt)
@@ -84,7 +65,22 @@ def _quantize_and_sum(
     return Quantized(lhs_q, lhs_nan), Quantized(rhs_q, rhs_nan), sums
 
 
-_traced_once = inlined.traced_once(_quantize_and_sum, static_argnums=0)
+_traced_once = inlined.traced_once(quantize_and_sum, static_argnums=0)
+
+
+def function_for(
+    how: ContractionExecution, lhs: Operand, rhs: Operand, states: States
+) -> Callable[..., tuple[Quantized, Quantized, jax.Array]]:
+    """Returns `quantize_and_sum` for such arguments.
+
+    Forward contractions of one shape share one trace, since a model has many layers of
+    one shape. Gradients are traced once as a whole.
+    """
+    # An array that is known while tracing must stay so: states are checked.
+    arrays = jax.tree.leaves((lhs, rhs))
+    is_traced = all(isinstance(x, jax.core.Tracer) for x in arrays)
+    is_shared = is_traced and how.path == "fwd" and not jax.tree.leaves(states)
+    return _traced_once if is_shared else quantize_and_sum
 
 
 def _quantize(
@@ -98,12 +94,12 @@ def _quantize(
     one = how.lhs if side == "lhs" else how.rhs
     axes = operation.axes(side)
     if isinstance(x, QTensor):
-        quantizer.check_scale(x.scale.shape, one.tensor, axes, one.path)
+        checks.check_scale(x.scale.shape, one.tensor, axes, one.path)
         return Quantized(x, None)
     if not one.tensor.is_quantized:
         return Quantized(None, None)
     q = quantizer.quantize_array(x, one.tensor, axes, one.path, seeds, state)
-    quantizer.check_scale(q.scale.shape, one.tensor, axes, one.path)
+    checks.check_scale(q.scale.shape, one.tensor, axes, one.path)
     scale, factor = q.scale, None
     if one.tensor.calibration.is_blind:
         q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)

@@ -157,7 +157,7 @@ def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
         TypeError: if a user's grid returns anything but a mask.
     """
     grid = q.numerics
-    if grid is None or not _has_mask(grid, x.shape, q.zero_point is not None):
+    if grid is None or not _has_mask(grid, x.ndim, q.zero_point is not None):
         return None
     if block_shapes.has_blocks(x.shape, q.scale.shape):
         blocks = block_shapes.split(x, q.scale.shape)
@@ -174,11 +174,12 @@ def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_mask(grid: Numerics, shape: tuple[int, ...], has_zero_point: bool) -> bool:
+def _has_mask(grid: Numerics, ndim: int, has_zero_point: bool) -> bool:
     """Whether a grid stops the gradient of any elements.
 
     Most grids do not; then no values are scaled only to be handed to their masks.
     """
+    shape = (1,) * ndim
     scaled = jax.ShapeDtypeStruct(shape, jnp.float32)
     if not has_zero_point:
         return jax.eval_shape(grid.gradient_mask, scaled) is not None

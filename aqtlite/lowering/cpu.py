@@ -381,7 +381,7 @@ def unsigned_dot_of_zeros(
     The sums of that row are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
     """
     out = mixed_dot(lhs, rhs, dims)
-    return out - lax.slice_in_dim(out, -1, None, axis=len(dims[1][0]))
+    return lax.sub(out, lax.slice_in_dim(out, -1, None, axis=len(dims[1][0])))
 
 
 def mixed_dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.lowering.elementwise import Elementwise, ElementwiseOnTarget
 from aqtlite.lowering.packing import Packing
-from aqtlite.lowering.target import OnCpu, TargetDependent
+from aqtlite.lowering.target import OnCpu
 
 
 def algebraic_barrier(x: jax.Array) -> jax.Array:
@@ -66,10 +67,17 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
     """
     # Broadcast once, so that XLA's partitioner moves it between devices only once.
     scale = jnp.broadcast_to(scale, x.shape)
+    return _ROUNDED_PRODUCT(x, scale)
+
+
+def _rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
     words = lax.bitcast_convert_type(lax.mul(x, scale), jnp.uint32)
     sign = lax.bitcast_convert_type(scale, jnp.uint32)
     zero = lax.shift_right_logical(sign, np.uint32(31))
     return lax.bitcast_convert_type(lax.bitwise_or(words, zero), jnp.float32)
+
+
+_ROUNDED_PRODUCT = Elementwise(_rounded_product)
 
 
 @jax.custom_jvp
@@ -142,18 +150,23 @@ class _FusionBarrier(OnCpu):
             # XLA:CPU computes with such floats by widening them.
             bits = self.on_cpu(is_whole, lax.bitcast_convert_type(x, jnp.uint8))
             return lax.bitcast_convert_type(bits, x.dtype)
-        return on_squeezed(self._largest_of_two, x)
+        return on_squeezed(_largest_of_two, x)
 
-    def _largest_of_two(self, x):
-        copies = lax.broadcast(x, (2,))
-        is_float = jnp.issubdtype(x.dtype, jnp.floating)
-        least = -np.inf if is_float else jnp.iinfo(x.dtype).min
-        start = np.array(least, x.dtype)
+    def type_of(self, x):
+        return x
 
-        def largest(one, other):
-            return tuple(map(lax.max, one, other))
 
-        return lax.reduce((copies, copies), (start, start), largest, (0,))[0]
+def _largest_of_two(x: jax.Array) -> jax.Array:
+    copies = lax.broadcast(x, (2,))
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    least = -np.inf if is_float else jnp.iinfo(x.dtype).min
+    start = np.array(least, x.dtype)
+    out: jax.Array = lax.reduce((copies, copies), (start, start), _larger, (0,))[0]
+    return out
+
+
+def _larger(one, other):
+    return tuple(map(lax.max, one, other))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +223,7 @@ def nearest_integer(x: jax.Array, dtype: jax.typing.DTypeLike = jnp.int32) -> ja
 
 
 @dataclasses.dataclass(frozen=True)
-class _NearestInteger(TargetDependent):
+class _NearestInteger(ElementwiseOnTarget):
     """The nearest integer of floats within 2^22."""
 
     dtype: np.dtype

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.lowering.target import OnCpu
 from aqtlite.shapes.sharding import explicit_sharding
 
@@ -40,21 +41,36 @@ class _LargestMagnitude(OnCpu):
     can_be_cut: bool
     """Whether axes can be cut; not with an explicit sharding."""
 
+    def type_of(self, x):
+        shape = (1 if i in self.axes else n for i, n in enumerate(x.shape))
+        return x.update(shape=tuple(shape), weak_type=False)
+
     def reference(self, x):
         return jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)
 
     def on_cpu(self, is_whole, x):
         # XLA:CPU's maximum of floats ignores NaN. Non-negative floats are in the order
         # of their bits, with NaN last.
-        bits = lax.bitcast_convert_type(lax.abs(x), jnp.int32)
+        bits = _MAGNITUDE_BITS(x)
         cut = _cut(x, self.axes) if self.can_be_cut else None
         if cut is None or not is_whole:
             return lax.bitcast_convert_type(_largest(bits, self.axes), jnp.float32)
         axis, terms = cut
-        infinity = np.float32(np.inf).view(np.int32)
         first = lax.reduce_max(_in_pieces(bits, axis, terms), (axis,))
-        first = lax.bitcast_convert_type(lax.min(first, infinity), jnp.float32)
-        return _largest(first, self.axes)
+        return _largest(_MAGNITUDES_OR_INFINITY(first), self.axes)
+
+
+def _magnitude_bits(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(lax.abs(x), jnp.int32)
+
+
+def _magnitudes_or_infinity(bits: jax.Array) -> jax.Array:
+    infinity = np.float32(np.inf).view(np.int32)
+    return lax.bitcast_convert_type(lax.min(bits, infinity), jnp.float32)
+
+
+_MAGNITUDE_BITS = Elementwise(_magnitude_bits)
+_MAGNITUDES_OR_INFINITY = Elementwise(_magnitudes_or_infinity)
 
 
 def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:

@@ -70,6 +70,24 @@ class TargetDependent(abc.ABC):
     def lowered(self, target: Target, *args: Any) -> jax.Array:
         """The form for a target."""
 
+    def type_of(self, *args: Any) -> Any:
+        """Returns the type of the result without tracing; None if it is not known.
+
+        Args:
+            *args: types of the arguments, on one device.
+        """
+        del args
+        return None
+
+    def lower(self, target: Target, context: Any, *args: Any) -> Any:
+        """Lowers a call, as a lowering rule of `jax.interpreters.mlir`."""
+        form = functools.partial(self.lowered, target)
+        return mlir.lower_fun(form, multiple_results=False)(context, *args)
+
+    def mapped(self, axes: Sequence[int | None], *args: Any) -> jax.Array:
+        """Maps the function over axes of the arguments; the new axis is the first."""
+        return _Mapped(self, tuple(axes))(*args)
+
     def packing(
         self, known: frozenset[int], types: Sequence[jax.ShapeDtypeStruct]
     ) -> Packing | None:
@@ -133,7 +151,8 @@ def _run(*args: jax.Array, function: TargetDependent) -> jax.Array:
 @_target_dependent_p.def_abstract_eval
 def _result_type(*args: Any, function: TargetDependent) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
-    return _reference_jaxpr(function, args, mesh).out_avals[0]
+    known = function.type_of(*args) if mesh.empty else None
+    return known or _reference_jaxpr(function, args, mesh).out_avals[0]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -151,7 +170,7 @@ def _jvp(primals, tangents, *, function: TargetDependent):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Batched(TargetDependent):
+class _Mapped(TargetDependent):
     """A function mapped over axes of its arguments; the new axis is the first one."""
 
     function: TargetDependent
@@ -166,7 +185,7 @@ class _Batched(TargetDependent):
 
 
 def _batch(args, axes, *, function: TargetDependent):
-    return _Batched(function, tuple(axes))(*args), 0
+    return function.mapped(axes, *args), 0
 
 
 def _lower(platform: str, context, *args, function: TargetDependent):
@@ -182,8 +201,7 @@ def _lower(platform: str, context, *args, function: TargetDependent):
         partitions = 1
     is_exported = context.module_context.lowering_parameters.for_export
     target = Target(platform, partitions, is_exported, is_partly_mapped)
-    form = functools.partial(function.lowered, target)
-    return mlir.lower_fun(form, multiple_results=False)(context, *args)
+    return function.lower(target, context, *args)
 
 
 def _partial_eval_under_policy(saveable, unknown, instantiated, eqn):

@@ -5,6 +5,7 @@ inside the rounding itself.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.noise import base, mixer
 
@@ -71,26 +73,44 @@ class _RandomBits(TargetDependent):
 
 def _bits_of(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     first, second = (lax.index_in_dim(seed, i, keepdims=False) for i in (0, 1))
-    index = _flat_index(shape, first=second)
-    bits = mixer.mix(lax.bitwise_xor(index, first))
+    index = [lax.broadcasted_iota(jnp.uint32, shape, i) for i in range(len(shape))]
+    return _HASH(first, second, *index, *map(_as_uint32, shape))
+
+
+def _hash(first: jax.Array, second: jax.Array, *index: jax.Array) -> jax.Array:
+    """Hashes each element's position, and the words of its seed.
+
+    Args:
+        first: first word.
+        second: second word.
+        index: index of each element along each axis, followed by the size of each axis.
+    """
+    rank = len(index) // 2
+    position = _position(index[:rank], index[rank:], first=second)
+    bits = mixer.mix(lax.bitwise_xor(position, first))
     return lax.mul(bits, lax.bitwise_or(second, np.uint32(1)))
 
 
-def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
+_HASH = Elementwise(_hash)
+
+
+def _position(
+    index: Sequence[jax.Array], sizes: Sequence[jax.Array], first: jax.Array
+) -> jax.Array:
     """Each element's position in row-major order, plus `first`, modulo 2^32.
 
     Every step depends on `first`: XLA hoists constants out of a loop, and would keep an
     array of indices in memory for as long as the loop runs.
     """
-    index = jnp.broadcast_to(first, shape)
-    for axis, size in enumerate(shape):
+    position = first
+    for axis, (place, size) in enumerate(zip(index, sizes, strict=True)):
         if axis > 0:  # The size of the first axis does not matter.
-            is_known = isinstance(size, int)
-            factor = np.uint32(size) if is_known else _as_uint32(size)
-            index = lax.mul(index, factor)
-        index = lax.add(index, lax.broadcasted_iota(jnp.uint32, shape, axis))
-    return index
+            position = lax.mul(position, size)
+        position = lax.add(position, place)
+    return position
 
 
-def _as_uint32(symbolic_size: Any) -> jax.Array:
-    return jnp.asarray(symbolic_size).astype(jnp.uint32)
+def _as_uint32(size: Any) -> Any:
+    if isinstance(size, int):
+        return np.uint32(size)
+    return jnp.asarray(size).astype(jnp.uint32)

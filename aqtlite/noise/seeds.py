@@ -1,6 +1,5 @@
 """Seeds of noise, from a key or from calibration, and seeds derived from them."""
 
-import functools
 from collections.abc import Iterable
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering import exact
+from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.noise import mixer
 
 
@@ -49,7 +49,6 @@ def _seed_from_words(words: jax.Array) -> jax.Array:
     return _two_words(jnp.sum(mixer.mix(words + place), dtype=jnp.uint32))
 
 
-@functools.partial(jax.jit, static_argnames="salt")
 def seed_from_bounds(
     bound: jax.Array, *others: jax.Array, salt: int | None = None
 ) -> jax.Array:
@@ -71,26 +70,40 @@ def seed_from_bounds(
     """
 
     def seed_of(*bounds: jax.Array) -> jax.Array:
-        words = (lax.bitcast_convert_type(x, jnp.uint32) for x in bounds)
-        total = mixer.mix(lax.add(next(words), np.uint32(mixer.GOLDEN)))
-        for word in words:
-            total = mixer.mix(lax.add(total, word))
-        seed = _two_words(total)
-        return exact.fusion_barrier(seed if salt is None else fold_in(seed, salt))
+        return exact.fusion_barrier(_two_words(_HASH(*bounds), salt))
 
     return exact.on_squeezed(seed_of, bound, *others)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+def _hash(*values: jax.Array) -> jax.Array:
+    words = (lax.bitcast_convert_type(x, jnp.uint32) for x in values)
+    total = mixer.mix(lax.add(next(words), np.uint32(mixer.GOLDEN)))
+    for word in words:
+        total = mixer.mix(lax.add(total, word))
+    return total
+
+
+_HASH = Elementwise(_hash)
+
+
 def fold_in(seed: jax.Array, salt: int) -> jax.Array:
     """Returns new seeds, independent of the given seeds and of other salts' seeds."""
+    return Elementwise(_folded, (salt,))(seed)
+
+
+def _folded(salt: int, seed: jax.Array) -> jax.Array:
     word = np.uint32((mixer.GOLDEN * (salt + 1)) & 0xFFFFFFFF)
     return mixer.mix(lax.add(seed, word))
 
 
-def _two_words(total: jax.Array) -> jax.Array:
+def _two_words(total: jax.Array, salt: int | None = None) -> jax.Array:
     words = np.array([1, mixer.GOLDEN], np.uint32).reshape(2, *(1,) * total.ndim)
-    return mixer.mix(total + words)
+    return Elementwise(_added, (salt,))(lax.expand_dims(total, (0,)), words)
+
+
+def _added(salt: int | None, total: jax.Array, word: jax.Array) -> jax.Array:
+    seed = mixer.mix(lax.add(total, word))
+    return seed if salt is None else _folded(salt, seed)
 
 
 def shared_along(seed: jax.Array, axes: Iterable[int]) -> jax.Array:

@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering import exact
+from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import base, fields, rounding
 
 
@@ -145,20 +146,38 @@ class IntSymmetric(base.Numerics):
         return float(jnp.iinfo(self.storage_dtype).max) * self.unit
 
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
-        bound = self._clip_bound
-        scaled = lax.convert_element_type(scaled, jnp.float32)
-        clipped = lax.clamp(np.float32(-bound), scaled, np.float32(bound))
-        if self.preserve_zero:
-            if self.stochastic_rounding:
-                return rounding.stochastically(clipped, noise, self.storage_dtype)
-            return exact.nearest_integer(clipped, self.storage_dtype)
         if self.stochastic_rounding:
-            below = rounding.stochastically(clipped - np.float32(0.5), noise)
-        else:
-            below = jnp.floor(clipped)
-        return lax.convert_element_type(2 * below + 1, self.storage_dtype)
+            return Elementwise(_stochastic, (self,))(scaled, rounding.given(noise))
+        return Elementwise(_nearest, (self,))(scaled)
+
+    def clipped(self, scaled: jax.Array) -> jax.Array:
+        """Clips scaled values to those that are stored, float32."""
+        bound = np.float32(self._clip_bound)
+        return lax.clamp(-bound, lax.convert_element_type(scaled, jnp.float32), bound)
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         if not (self.clip and self.clip_gradient):
             return None
         return jnp.abs(scaled) <= self._clip_bound
+
+
+def _nearest(grid: IntSymmetric, scaled: jax.Array) -> jax.Array:
+    clipped = grid.clipped(scaled)
+    if grid.preserve_zero:
+        return exact.nearest_integer(clipped, grid.storage_dtype)
+    return _odd(grid, lax.floor(clipped))
+
+
+def _stochastic(grid: IntSymmetric, scaled: jax.Array, noise: jax.Array) -> jax.Array:
+    clipped = grid.clipped(scaled)
+    if grid.preserve_zero:
+        return rounding.stochastically(clipped, noise, grid.storage_dtype)
+    lower = lax.sub(clipped, np.float32(0.5))
+    return _odd(grid, rounding.stochastically(lower, noise))
+
+
+def _odd(grid: IntSymmetric, below: jax.Array) -> jax.Array:
+    """Stores the centers of steps, from the grid points below them."""
+    one, two = (np.asarray(number, below.dtype) for number in (1, 2))
+    odd = lax.add(lax.mul(two, below), one)
+    return lax.convert_element_type(odd, grid.storage_dtype)

@@ -129,7 +129,7 @@ class NormalFloat(base.Numerics):
         # The clip also keeps a compiler from contracting the differences below with the
         # product that made `scaled` to an FMA.
         clipped = jnp.clip(scaled.astype(jnp.float32), -1, 1)
-        draw = jnp.minimum(rounding.uniform_31(noise), _LAST_DRAW)
+        draw = jnp.minimum(rounding.uniform_31(rounding.given(noise)), _LAST_DRAW)
         for low, high in itertools.pairwise(_VALUES):
             # From the neighbour nearer to zero, where floats are finer.
             factor = _draws_per_unit(low, high)

@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering import exact
+from aqtlite.lowering.elementwise import Elementwise
 
 
 def stochastically(
@@ -33,6 +34,11 @@ def stochastically(
     Raises:
         ValueError: if `noise` is None.
     """
+    function = Elementwise(_stochastically, (np.dtype(dtype),))
+    return function(x, given(noise))
+
+
+def _stochastically(dtype: np.dtype, x: jax.Array, noise: jax.Array) -> jax.Array:
     nearest = lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
     rest = lax.sub(x, nearest)
     distance = lax.mul(lax.abs(rest), np.float32(2.0**31))
@@ -41,14 +47,15 @@ def stochastically(
     return exact.nearest_integer(lax.select(moves, other, nearest), dtype)
 
 
-def uniform_31(noise: jax.Array | None) -> jax.Array:
-    """Converts 31 of 32 random bits to a float32 from 0 to 2^31.
-
-    Raises:
-        ValueError: if `noise` is None.
-    """
+def given(noise: jax.Array | None) -> jax.Array:
+    """Returns random bits; raises ValueError if they are None."""
     if noise is None:
         raise ValueError("stochastic rounding needs random bits, got None")
+    return noise
+
+
+def uniform_31(noise: jax.Array) -> jax.Array:
+    """Converts 31 of 32 random bits to a float32 from 0 to 2^31."""
     positive = lax.bitcast_convert_type(
         lax.shift_right_logical(noise, np.uint32(1)), jnp.int32
     )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from aqtlite import config, noise
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import granularity, padding, quantizer, sparsity
+from aqtlite.quantization import checks, granularity, padding, quantizer, sparsity
 
 
 def quantize(
@@ -58,7 +58,7 @@ def quantize(
     if isinstance(x, QTensor):
         raise TypeError("quantize takes a float array, and x is a QTensor; dequant it")
     x = jnp.asarray(x)
-    quantizer.check_floating(x, "x")
+    checks.check_floating(x, "x")
     try:
         sequence = axes if isinstance(axes, Iterable) else (axes,)
         contracting = tuple(operator.index(axis) for axis in sequence)

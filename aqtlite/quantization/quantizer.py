@@ -23,10 +23,11 @@ from jax import lax
 from aqtlite import calibration, config, noise, numerics
 from aqtlite.calibration import counting
 from aqtlite.lowering import exact
+from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import granularity, statistics
+from aqtlite.quantization import checks, granularity, statistics
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
@@ -103,16 +104,55 @@ def quantize_array(
         state: Statistics or learned parameters of the calibration, or a `FixedScale` in
             place of statistics; ``()`` for a calibration without a state.
     """
-    calibrated = find_scale(x, tensor, axes, path, state)
-    if tensor.scale_stop_grad:
-        calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
-    seed = None
-    if tensor.needs_noise:
-        seed = seeds.of_channels(lax.stop_gradient(calibrated.found))
-        if tensor.noise_shared_axes is not None:
-            shared = granularity.noise_axes(tensor, x.shape, path)
-            seed = noise.shared_along(seed, shared)
-    return round_to_grid(x, calibrated, tensor, seed)
+    how = tensor.calibration
+    if how.has_state or how.is_learned:
+        calibrated = find_scale(x, tensor, axes, path, state)
+        seed = _seed(x.shape, calibrated, tensor, path, seeds)
+        return round_to_grid(x, _constant(calibrated, tensor), tensor, seed)
+    *arrays, salt = seeds
+    return _quantize(x, tensor, axes, path, salt, *arrays)
+
+
+@functools.partial(jax.jit, static_argnames=("tensor", "axes", "path", "salt"))
+def _quantize(
+    x: jax.Array,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    salt: int | None,
+    seed: jax.Array | None,
+    forward_scales: tuple[jax.Array, ...],
+) -> QTensor:
+    """Quantizes an array by a calibration without a state.
+
+    The arguments are those of `quantize_array`, and the fields of `Seeds`.
+    """
+    calibrated = _calibrate(x, tensor, axes, path)
+    seeds = Seeds(seed, forward_scales, salt)
+    noise_seed = _seed(x.shape, calibrated, tensor, path, seeds)
+    return _round_to_grid(x, _constant(calibrated, tensor), tensor, noise_seed)
+
+
+def _constant(calibrated: Calibrated, tensor: config.Tensor) -> Calibrated:
+    if not tensor.scale_stop_grad:
+        return calibrated
+    return calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
+
+
+def _seed(
+    shape: tuple[int, ...],
+    calibrated: Calibrated,
+    tensor: config.Tensor,
+    path: str,
+    seeds: Seeds,
+) -> jax.Array | None:
+    """Returns the seed of an array's noise; None for a grid that needs none."""
+    if not tensor.needs_noise:
+        return None
+    seed = seeds.of_channels(lax.stop_gradient(calibrated.found))
+    if tensor.noise_shared_axes is None:
+        return seed
+    return noise.shared_along(seed, granularity.noise_axes(tensor, shape, path))
 
 
 def find_scale(
@@ -157,8 +197,7 @@ def _fixed(
     return Calibrated(state.scale, state.scale, state.zero_point)
 
 
-@functools.partial(jax.jit, static_argnames=("tensor_config", "axes", "path"))
-def calibrate(
+def _calibrate(
     x: jax.Array,
     tensor_config: config.Tensor,
     axes: OperandAxes,
@@ -178,7 +217,7 @@ def calibrate(
     layout = granularity.layout(tensor_config, x.shape, axes, path)
     grid, (blocks, shared) = tensor_config.grid, layout.in_blocks(x)
     found = tensor_config.calibration.range(exact.float32(blocks), shared, grid, state)
-    _check_range(found, tensor_config, blocks.shape, shared, path)
+    checks.check_range(found, tensor_config, blocks.shape, shared, path)
     try:
         scale, zero_point = calibration.scale_and_zero_point(
             found, grid, po2=tensor_config.po2_scale, dtype=tensor_config.scale_dtype
@@ -195,6 +234,9 @@ def calibrate(
     return jax.tree.map(lambda one: one.reshape(scale_shape), calibrated)
 
 
+calibrate = jax.jit(_calibrate, static_argnames=("tensor_config", "axes", "path"))
+
+
 def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array:
     """Scales an array for its grid: float32, times the reciprocal of its scale.
 
@@ -203,23 +245,31 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         scale: scale of the stored values, which broadcasts to the array.
         grid: grid of the stored values.
     """
-    values = exact.algebraic_barrier(exact.float32(x))
+    values = exact.float32(x)
     if not grid.has_zero:
         # On such a grid, a channel of zeros has a scale of 0.
         scale = jnp.where(scale == 0, jnp.float32(1), scale)
     if grid.bound < _SAFE_BOUND:
         # The reciprocal of a large scale would be subnormal.
         shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
+        values = exact.algebraic_barrier(values)
         values, scale = values * shrink, scale * shrink
-
-    def reciprocal(scale: jax.Array) -> jax.Array:
-        return lax.div(lax.full_like(scale, grid.unit), scale)
-
-    return lax.mul(values, exact.on_squeezed(reciprocal, scale))
+    reciprocal = Elementwise(_quotient, (grid.unit,))
+    return _PRODUCT(values, exact.on_squeezed(reciprocal, scale))
 
 
-@functools.partial(jax.jit, static_argnames="tensor_config")
-def round_to_grid(
+def _quotient(unit: float, scale: jax.Array) -> jax.Array:
+    return lax.div(lax.full_like(scale, unit), scale)
+
+
+def _product(values: jax.Array, factor: jax.Array) -> jax.Array:
+    return lax.mul(exact.algebraic_barrier(values), factor)
+
+
+_PRODUCT = Elementwise(_product)
+
+
+def _round_to_grid(
     x: jax.Array,
     calibrated: Calibrated,
     tensor_config: config.Tensor,
@@ -242,7 +292,7 @@ def round_to_grid(
     bits = None if seed is None else _noise(x.shape, seed, tensor_config)
     stored = grid.round(scaled(x, calibrated.scale, grid), bits)
     dtype = grid.storage_dtype if calibrated.zero_point is None else np.dtype("int32")
-    _check_array(stored, f"{type(grid).__name__}.round", x.shape, dtype)
+    checks.check_array(stored, f"{type(grid).__name__}.round", x.shape, dtype)
     if calibrated.zero_point is not None and grid.zero_point_range is not None:
         stored = rounding.around_zero_point(
             stored, calibrated.zero_point, grid.zero_point_range
@@ -251,6 +301,9 @@ def round_to_grid(
     return QTensor(
         stored, calibrated.scale, x.dtype, zero_point=zero_point, numerics=grid
     )
+
+
+round_to_grid = jax.jit(_round_to_grid, static_argnames="tensor_config")
 
 
 def _noise(
@@ -262,7 +315,7 @@ def _noise(
         shared = granularity.noise_axes(tensor_config, shape, "tensor_config")
         own = dn.shared_shape(shape, shared)
     bits = source.bits(own, seed)
-    _check_array(bits, f"{type(source).__name__}.bits", own, np.dtype("uint32"))
+    checks.check_array(bits, f"{type(source).__name__}.bits", own, np.dtype("uint32"))
     return bits if own == shape else jnp.broadcast_to(bits, shape)
 
 
@@ -279,83 +332,13 @@ def _round_blocks(
     )
     if seed is not None and seed.ndim > 1:
         seed = block_shapes.split_keepdims(seed, x.shape, first=1)
-    q = round_to_grid(blocks, of_blocks, tensor_config, seed)
+    q = _round_to_grid(blocks, of_blocks, tensor_config, seed)
     return dataclasses.replace(
         q,
         qvalue=block_shapes.merge(q.qvalue, like=x),
         scale=calibrated.scale,
         zero_point=calibrated.zero_point,
     )
-
-
-def _check_range(
-    found: Any,
-    tensor_config: config.Tensor,
-    shape: tuple[int, ...],
-    shared: tuple[int, ...],
-    path: str,
-) -> None:
-    """Checks the range that a calibration, perhaps a user's own, returned."""
-    name = type(tensor_config.calibration).__name__
-    where = f"{path}.calibration: {name}.bound or .range"
-    if not isinstance(found, calibration.Range):
-        raise TypeError(
-            f"{path}.calibration: {name}.range must return a calibration.Range, got "
-            f"{found!r}"
-        )
-    wanted = dn.shared_shape(shape, shared)
-    _check_array(found.high, where, wanted, np.dtype("float32"))
-    if found.low is not None:
-        _check_array(found.low, where, wanted, np.dtype("float32"))
-
-
-def _check_array(x: Any, where: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raises TypeError or ValueError unless `x` has this dtype and shape."""
-    if not (hasattr(x, "shape") and hasattr(x, "dtype")) or x.dtype != dtype:
-        kind = x.dtype.name if hasattr(x, "dtype") else type(x).__name__
-        raise TypeError(f"{where} must return {dtype.name}, got {kind}")
-    if tuple(x.shape) != tuple(shape):
-        raise ValueError(
-            f"{where} must return an array of shape {tuple(shape)}, got {x.shape}; for "
-            "statistics, another batch may have had another shape"
-        )
-
-
-def check_floating(x: jax.Array, what: str) -> None:
-    """Raises TypeError unless `x` is float32, bfloat16, float16 or float64."""
-    if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64):
-        raise TypeError(
-            f"{what} must be float32, bfloat16, float16 or float64 to be quantized, "
-            f"got {x.dtype} of shape {x.shape}; cast it first, or leave this "
-            "contraction unquantized"
-        )
-
-
-def check_scale(
-    scale_shape: tuple[int, ...], tensor: config.Tensor, axes: OperandAxes, path: str
-) -> None:
-    """Raises ValueError if the scale of an operand cannot be taken out of the sum.
-
-    Such a scale varies along contracting axes, but not by blocks, or along a window.
-    """
-    if tensor.use_fake_quant:
-        return
-    varying = [axis for axis in axes.contracting if scale_shape[axis] != 1]
-    if tensor.blocks is None and varying:
-        remedy = f"use {path}.blocks, or set {path}.use_fake_quant=True"
-        raise ValueError(
-            f"{path}.calib_shared_axes={tensor.calib_shared_axes} leaves a scale of "
-            f"shape {scale_shape} that varies along the contracting axes {varying}: it "
-            f"cannot be taken out of the sum. Share the scale along them too, {remedy}"
-        )
-    in_window = [axis for axis in varying if axis in axes.window]
-    if in_window:
-        raise ValueError(
-            f"{path} is a QTensor with a scale of shape {scale_shape} that varies "
-            f"along the axes {in_window}: they are the window of a convolution, along "
-            "which no scale may vary. Make it by aqtlite.quantize(..., window="
-            f"{axes.window})"
-        )
 
 
 def with_sums(q: QTensor, contracting: Axes) -> QTensor:

@@ -17,7 +17,7 @@ from aqtlite.program.serving import lookup
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import quantizer
+from aqtlite.quantization import checks, quantizer
 
 _PATH = "fwd.rhs"
 
@@ -67,7 +67,7 @@ class AqtTake(Injected):
         cfg = requantization.left_float(self.cfg or config.unquantized())
         _check_scale_is_its_own(cfg)
         if cfg.fwd.rhs.is_quantized:
-            quantizer.check_floating(table, _PATH)
+            checks.check_floating(table, _PATH)
         caller = find_caller()
         if cfg.needs_noise and self._is_for_serving(caller):
             cfg = cfg.for_serving()
@@ -96,7 +96,7 @@ def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
         if not tensor.is_quantized:
             return jnp.take(table, indices, axis=0)
         q = quantizer.quantize_array(table, tensor, axes, _PATH)
-        quantizer.check_scale(q.scale.shape, tensor, axes, _PATH)
+        checks.check_scale(q.scale.shape, tensor, axes, _PATH)
         table = dataclasses.replace(q, unrounded=table)
     if table.scale.shape[0] == table.shape[0] > 1:
         return shape_operations.take(table, indices, axis=0).dequant()

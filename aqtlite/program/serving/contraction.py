@@ -14,7 +14,14 @@ from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import gptq, padding, preparation, quantizer, sparsity
+from aqtlite.quantization import (
+    checks,
+    gptq,
+    padding,
+    preparation,
+    quantizer,
+    sparsity,
+)
 from aqtlite.quantization.statistics import States
 
 
@@ -136,7 +143,7 @@ class Contraction:
         given, x = x, sparsity.prune(x, tensor, axes, path)
         x = self._padded(operand, x)
         quantized = quantizer.quantize_array(x, tensor, axes, path, state=state)
-        quantizer.check_scale(quantized.scale.shape, tensor, axes, path)
+        checks.check_scale(quantized.scale.shape, tensor, axes, path)
         damping = None
         if tensor.rounding is not None:
             dense, moment = self._padded(operand, given), states.moment
