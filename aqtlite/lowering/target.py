@@ -151,7 +151,8 @@ def _run(*args: jax.Array, function: TargetDependent) -> jax.Array:
 @_target_dependent_p.def_abstract_eval
 def _result_type(*args: Any, function: TargetDependent) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
-    known = function.type_of(*args) if mesh.empty else None
+    is_whole = mesh.empty and all(x.sharding.mesh.empty for x in args)
+    known = function.type_of(*args) if is_whole else None
     return known or _reference_jaxpr(function, args, mesh).out_avals[0]
 
 
