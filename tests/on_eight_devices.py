@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import aqtlite
 from aqtlite import calibration, checkpoint, config, lowering, numerics, statistics
-from aqtlite.flax import AqtDotGeneral, convert, quantize_model
+from aqtlite.flax import AqtDotGeneral, convert, quantize_model, widen_int4
 from aqtlite.flax import nnx as aqt_nnx
 from benchmarks.collectives import hlo, serving, strategies, training
 from benchmarks.harness import contestants
@@ -810,6 +810,17 @@ def test_a_sharded_nnx_model_serves_the_same_bits(tmp_path):
         assert frozen.qvalue.sharding == NamedSharding(AUTO, P("m", "d"))
         assert frozen.scale.sharding == NamedSharding(AUTO, P("m", None))
         assert_equal(np.asarray(run(one)), wanted)
+
+
+def test_compiled_programs_take_no_int4_on_several_devices():
+    cfg, x = config.w4a8(), normal((8, 16))
+    function = aqtlite.quantize_function(lambda w, x: x @ w, cfg, params=0)
+    w = jax.device_put(normal((16, 8)), NamedSharding(AUTO, P("d")))
+    serve, serving = aqtlite.convert_function(function, w, x)
+    with pytest.raises(ValueError, match=r"int4\[8,16\] on 8 CPU devices.*widen_int4"):
+        aqtlite.compile_serving(serve, serving, x)
+    program = aqtlite.compile_serving(serve, widen_int4(serving), x)
+    assert_equal(program(x), jax.jit(serve)(serving, x))
 
 
 def test_the_page_on_several_devices(tmp_path):

@@ -32,8 +32,9 @@ def run(args: argparse.Namespace) -> None:
         ) from error
     if args.measure is not None and not plan.quantized():
         raise UserError(
-            "nothing to measure: the plan quantizes nothing; name a config by "
-            "--preset, --config or --rules"
+            "nothing to measure: the plan quantizes none of the model's contractions"
+            f"{plan.reasons()}\nUnless you named one, name a config by --preset, "
+            "--config or --rules."
         )
     shown = plan if args.measure is None else _measured(plan, args.measure)
     if args.json:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import export
 
 from aqtlite.program import packed, undivided
@@ -32,7 +33,10 @@ class ServingProgram:
     """Shapes of its positional and keyword arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compiled(self._variables, *args, **kwargs)
+        if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return self.compiled(self._variables, *args, **kwargs)
+        with jax.disable_jit(False):  # Compiled programs refuse to run without.
+            return self.compiled(self._variables, *args, **kwargs)
 
     def export(self, platforms: Sequence[str] | None = None) -> export.Exported:
         """Exports the program with `jax.export`, to run without aqtlite.
@@ -97,8 +101,9 @@ def compile_serving(
         **kwargs: as `args`.
 
     Raises:
-        TypeError: if `serving` holds anything but arrays.
-        ValueError: if `donate_argnums` has number 0.
+        TypeError: if `serving` holds anything but `jax.Array`.
+        ValueError: if `donate_argnums` has number 0, or if an int4 weight is on several
+            CPU devices.
     """
     if 0 in donate_argnums:
         raise ValueError(
@@ -108,9 +113,10 @@ def compile_serving(
     for leaf in leaves:
         if not isinstance(leaf, jax.Array):
             raise TypeError(
-                "compile_serving takes serving variables that are arrays, got "
-                f"{type(leaf).__name__} among them"
+                "compile_serving takes serving variables that are jax.Array, got "
+                f"{type(leaf).__name__} among them: jax.device_put the variables first"
             )
+        _check_places(leaf)
 
     def run(leaves: tuple[jax.Array, ...], *args: Any, **kwargs: Any) -> Any:
         return function(jax.tree.unflatten(structure, leaves), *args, **kwargs)
@@ -118,18 +124,36 @@ def compile_serving(
     jitted = jax.jit(run, donate_argnums=donate_argnums)
     given: Any = tuple(leaves)
     shapes = jax.tree.map(_shape_of, (given, *args)), jax.tree.map(_shape_of, kwargs)
-    traced = jitted.trace(given, *args, **kwargs)
+    with jax.disable_jit(False):
+        traced = jitted.trace(given, *args, **kwargs)
     is_on_one_cpu = _is_on_one_cpu(given, args, kwargs)
     options = undivided.options_for(traced.jaxpr) if is_on_one_cpu else {}
     found = packed.pack(traced.jaxpr, given) if is_on_one_cpu else None
     if found is not None:
         given = found.variables
         function_of_packed = _with_structure(found, traced)
-        traced = jax.jit(function_of_packed, donate_argnums=donate_argnums).trace(
-            given, *args, **kwargs
-        )
+        with jax.disable_jit(False):
+            traced = jax.jit(function_of_packed, donate_argnums=donate_argnums).trace(
+                given, *args, **kwargs
+            )
     compiled = traced.lower().compile(compiler_options=options)
     return ServingProgram(compiled, given, jitted, shapes)
+
+
+def _check_places(leaf: jax.Array) -> None:
+    """Raises ValueError for int4 on several CPU devices.
+
+    Compiled programs of JAX 0.10 and 0.12 refuse such arrays when they are called.
+    """
+    devices = leaf.devices()
+    is_on_cpus = len(devices) > 1 and all(one.platform == "cpu" for one in devices)
+    if is_on_cpus and leaf.dtype in (jnp.int4, jnp.uint4):
+        raise ValueError(
+            f"compile_serving got a weight of {jax.typeof(leaf).str_short()} on "
+            f"{len(devices)} CPU devices, which compiled programs of JAX do not take: "
+            "call jax.jit(function), or widen the weights to int8 by "
+            "aqtlite.flax.widen_int4(serving)"
+        )
 
 
 def _with_structure(

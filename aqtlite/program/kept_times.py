@@ -6,8 +6,10 @@ read before one is measured.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import platform
@@ -43,8 +45,14 @@ class Times:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             is_missing = field.name == "served" and value is None
-            if not is_missing and not (isinstance(value, float) and value > 0):
-                raise ValueError(f"{field.name} must be a positive float, got {value}")
+            if not is_missing and not _is_time(value):
+                raise ValueError(
+                    f"{field.name} must be a positive, finite float, got {value}"
+                )
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value < math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +94,7 @@ class KeptTimes:
             return {}
         try:
             return _times_in(self.path.read_text(), self.machine)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             aside = self.path.with_suffix(".unreadable")
             self.path.replace(aside)
             logging.warning(
@@ -115,11 +123,13 @@ def in_folder(folder: str | os.PathLike[str]) -> KeptTimes:
 def user_folder() -> pathlib.Path:
     """The folder of this library in the user's cache: ``~/.cache/aqtlite``.
 
-    ``XDG_CACHE_HOME`` stands for ``~/.cache`` if set (XDG Base Directory
-    Specification).
+    ``XDG_CACHE_HOME`` stands for ``~/.cache`` if it is an absolute path (XDG Base
+    Directory Specification).
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return pathlib.Path(cache).expanduser() / "aqtlite"
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():
+        cache = pathlib.Path("~/.cache").expanduser()
+    return cache / "aqtlite"
 
 
 def this_machine() -> dict[str, str]:
@@ -135,6 +145,7 @@ def this_machine() -> dict[str, str]:
     }
 
 
+@functools.cache
 def _code(package: pathlib.Path) -> str:
     """Digest of a package's code: a change of it may change how programs run."""
     digest = hashlib.sha256()

@@ -72,7 +72,7 @@ def measure_serving(
         faster in float.
 
     Raises:
-        TypeError: if `plan` is not a plan.
+        TypeError: if `plan` is not a plan, or `seconds` no number.
         ValueError: if the plan quantizes nothing, if a contraction has a symbolic
             shape, or if `seconds` is not positive.
         OSError: if `cache_dir` cannot be written.
@@ -110,7 +110,7 @@ def measure_training(
         faster in float.
 
     Raises:
-        TypeError: if `plan` is not a plan.
+        TypeError: if `plan` is not a plan, or `seconds` no number.
         ValueError: if the plan quantizes nothing, if a contraction has a symbolic
             shape, or if `seconds` is not positive.
         OSError: if `cache_dir` cannot be written.
@@ -130,6 +130,8 @@ def _measure(
             f"measure_{purpose} takes a plan, such as that of model.plan(variables, x) "
             f"or aqtlite.plan(...), got {type(plan).__name__}"
         )
+    if not isinstance(seconds, int | float):
+        raise TypeError(f"seconds must be a number, got {seconds!r}")
     if not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds!r}")
     if not plan.quantized():

@@ -120,6 +120,7 @@ def test_small_layers_are_trained_and_served():
     found = [(one.case["phase"], one.contestant) for one in measured]
     assert found == [
         *((small.TRAINING, name) for name in small.CONFIGS),
+        *((small.UNDIVIDED, name) for name in small.CONFIGS),
         (small.SERVED, "float32"),
         (small.SERVED, "aqtlite"),
     ]

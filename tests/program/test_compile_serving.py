@@ -50,6 +50,16 @@ def test_gives_what_the_jitted_function_gives(way):
     assert (exported.call(tuple(jax.tree.leaves(serving)), X) == wanted).all()
 
 
+@pytest.mark.parametrize("way", [injected, by_rules, of_function, of_nnx])
+def test_converts_and_runs_where_jit_is_disabled(way):
+    function, serving = way()
+    wanted = jax.jit(function)(serving, X)
+    with jax.disable_jit():
+        function, again = way()
+        common.assert_same(again, serving)
+        assert (aqtlite.compile_serving(function, again, X)(X) == wanted).all()
+
+
 def test_exported_program_is_read_back():
     function, serving = injected()
     program = aqtlite.compile_serving(

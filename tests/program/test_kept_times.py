@@ -71,11 +71,14 @@ def of_another_machine(text):
     return json.dumps(fields)
 
 
-def with_negative_time(text):
-    fields = json.loads(text)
-    (one,) = fields["contractions"].values()
-    one["in_float"] = -1.0
-    return json.dumps(fields)
+def with_time(value):
+    def spoiled(text):
+        fields = json.loads(text)
+        (one,) = fields["contractions"].values()
+        one["in_float"] = value
+        return json.dumps(fields)
+
+    return spoiled
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,9 @@ def with_negative_time(text):
         (lambda text: text.replace('"contractions"', '"others"'), "iterable"),
         (lambda text: text.replace("in_float", "in_double"), "in_double"),
         (of_another_machine, "it is of .*another"),
-        (with_negative_time, "in_float must be a positive float, got -1.0"),
+        (lambda text: "[" * 100_000, "recursion"),
+        (with_time(-1.0), "in_float must be a positive, finite float, got -1.0"),
+        (with_time(math.inf), "in_float must be a positive, finite float, got inf"),
     ],
 )
 def test_a_file_that_holds_no_times_is_moved_and_measured_anew(
@@ -114,12 +119,14 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_the_folder_of_the_user(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert str(kept_times.user_folder()) == "/caches/aqtlite"
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "a/relative/path")
+    assert str(kept_times.user_folder()) == "/home/me/.cache/aqtlite"
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert str(kept_times.user_folder()) == "/home/me/.cache/aqtlite"
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, 1, "1", True, math.nan])
+@pytest.mark.parametrize("value", [0.0, -1.0, 1, "1", True, math.nan, math.inf])
 def test_times_are_positive(value):
-    with pytest.raises(ValueError, match="quantized must be a positive float"):
+    with pytest.raises(ValueError, match="quantized must be a positive, finite"):
         kept_times.Times(1.0, 1.0, value)

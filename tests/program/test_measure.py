@@ -208,6 +208,8 @@ def test_mistakes():
         aqtlite.measure_serving(planned([]))
     with pytest.raises(ValueError, match="seconds must be positive, got 0"):
         aqtlite.measure_training(planned(), seconds=0)
+    with pytest.raises(TypeError, match="seconds must be a number, got '1'"):
+        aqtlite.measure_training(planned(), seconds="1")
     with pytest.raises(TypeError, match="takes a plan.*got QuantizedFunction"):
         aqtlite.measure_serving(aqtlite.quantize_function(jnp.matmul, INT8))
     rows = jax.ShapeDtypeStruct(export.symbolic_shape("b, 8"), jnp.float32)

@@ -211,12 +211,13 @@ class _Programs:
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
             return jax.jit(function)(*args)
-        lowered = jax.jit(function).lower(*args)
-        places = (getattr(x, "sharding", None) for x in jax.tree.leaves(args))
-        key = lowered.as_text(), *places
-        if key not in self._compiled:
-            self._compiled[key] = lowered.compile()
-        return self._compiled[key](*args)
+        with jax.disable_jit(False):  # Compiled programs refuse to run without.
+            lowered = jax.jit(function).lower(*args)
+            places = (getattr(x, "sharding", None) for x in jax.tree.leaves(args))
+            key = lowered.as_text(), *places
+            if key not in self._compiled:
+                self._compiled[key] = lowered.compile()
+            return self._compiled[key](*args)
 
 
 class FrozenWeight(NamedTuple):

@@ -243,9 +243,10 @@ def fingerprints(
     }
     evaluated = slicing.slice_outputs(trace.jaxpr, fixed)
     # Compiled as a whole: evaluated eagerly, each equation would be a program.
-    program = jax.jit(core.jaxpr_as_fun(evaluated.jaxpr)).lower().compile()
-    with jax.ensure_compile_time_eval(), jax.debug_nans(False):
-        values = evaluated.unflatten(program())
+    with jax.disable_jit(False), jax.debug_nans(False):
+        program = jax.jit(core.jaxpr_as_fun(evaluated.jaxpr)).lower().compile()
+        with jax.ensure_compile_time_eval():
+            values = evaluated.unflatten(program())
         return [
             identity.from_values([np.asarray(value) for value in values[i]])
             if i in values
