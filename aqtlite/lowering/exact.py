@@ -145,28 +145,29 @@ class _FusionBarrier(OnCpu):
         return _Given() if known else None
 
     def on_cpu(self, is_whole, x):
-        """Takes the maximum of two copies of `x`, twice in one reduction."""
+        """Reduces two copies of `x` to one of them."""
         if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
             # XLA:CPU computes with such floats by widening them.
             bits = self.on_cpu(is_whole, lax.bitcast_convert_type(x, jnp.uint8))
             return lax.bitcast_convert_type(bits, x.dtype)
-        return on_squeezed(_largest_of_two, x)
+        return on_squeezed(_later_of_two, x)
 
     def type_of(self, x):
         return x
 
 
-def _largest_of_two(x: jax.Array) -> jax.Array:
+def _later_of_two(x: jax.Array) -> jax.Array:
+    # XLA makes one reduction of two that have equal operands, and fuses it.
     copies = lax.broadcast(x, (2,))
-    is_float = jnp.issubdtype(x.dtype, jnp.floating)
-    least = -np.inf if is_float else jnp.iinfo(x.dtype).min
-    start = np.array(least, x.dtype)
-    out: jax.Array = lax.reduce((copies, copies), (start, start), _larger, (0,))[0]
+    position = lax.broadcasted_iota(jnp.int32, copies.shape, 0)
+    start = np.zeros((), x.dtype), np.int32(-1)
+    out: jax.Array = lax.reduce((copies, position), start, _later, (0,))[0]
     return out
 
 
-def _larger(one, other):
-    return tuple(map(lax.max, one, other))
+def _later(one, other):
+    is_later = lax.ge(other[1], one[1])
+    return lax.select(is_later, other[0], one[0]), lax.max(one[1], other[1])
 
 
 @dataclasses.dataclass(frozen=True)
