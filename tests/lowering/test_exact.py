@@ -1,22 +1,16 @@
-"""Arithmetic that is the same in every program."""
+"""Barriers that keep programs alike."""
 
-import jax.numpy as jnp
-import numpy as np
-import pytest
+import jax
 
 from aqtlite.lowering import exact
 from tests.common import normal
 
-pytestmark = pytest.mark.code("quick")
+
+def num_kernels(function):
+    text = jax.jit(function).lower(normal((8, 64))).compile().as_text()
+    return text[text.index("ENTRY") :].count(" fusion(")
 
 
-@pytest.mark.parametrize("shape", [(), (1, 3), (2, 1, 3, 1)])
-def test_functions_of_squeezed_arrays(shape):
-    x, y = normal(shape), normal(shape, seed=1)
-
-    def sum_and_difference(x, y):
-        assert 1 not in x.shape + y.shape
-        return jnp.stack([x + y, x - y])
-
-    found = exact.on_squeezed(sum_and_difference, x, y)
-    np.testing.assert_array_equal(found, jnp.stack([x + y, x - y]))
+def test_a_fusion_barrier_is_a_kernel_of_its_own():
+    assert num_kernels(lambda x: x * 3 + 1) == 1
+    assert num_kernels(lambda x: exact.fusion_barrier(x * 3) + 1) == 2
