@@ -27,11 +27,8 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from benchmarks.gpu import cases
 from benchmarks.gpu.kernels import Kernel, kernels
-from benchmarks.gpu.measuring import Program
 from benchmarks.gpu.program import H100
 from benchmarks.harness import absent, figures, machine, progress, tables
 from benchmarks.harness import arguments as arguments_lib
@@ -107,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for contestant, program in programs.items():
                     if (asked.contestants or "") in contestant:
                         report(name, f"{title}: {contestant}")
-                        compiled[contestant] = compile_for(program, chip[0], options)
+                        compiled[contestant] = program.compile_for(chip[0], options)
                 estimated = estimates(name, case, compiled)
                 console.print(f"{name}: {title}", soft_wrap=True)
                 markdown = not console.is_terminal
@@ -120,17 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tables.write_json(
             asked.json, written, machine=machine.describe(), options=options
         )
-
-
-def compile_for(program: Program, chip: jax.Device, options: Mapping[str, Any]) -> Any:
-    """The program, compiled for a device that need not be there."""
-    sharding = jax.sharding.SingleDeviceSharding(chip)
-    arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        program.arguments,
-    )
-    jitted = jax.jit(program.function, donate_argnums=program.donated)
-    return jitted.lower(*arguments).compile(compiler_options=dict(options))
 
 
 def estimates(

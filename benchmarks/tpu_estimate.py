@@ -104,17 +104,11 @@ def estimates(title: str, compared: Mapping[str, Program], chip: jax.Device) -> 
 
 
 def compile_for(program: Program, chip: jax.Device) -> Any:
-    """The program, compiled for a device that need not be there."""
-    sharding = jax.sharding.SingleDeviceSharding(chip)
-    arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        program.arguments,
-    )
+    """The program, compiled for a TPU that need not be there."""
     # Programs are lowered for the TPU of this process, which has none.
     reads_rows = chip.device_kind in processor.TPUS_THAT_READ_ROWS
     with mock.patch.object(processor, "tpu_reads_rows", lambda: reads_rows):
-        jitted = jax.jit(program.function, donate_argnums=program.donated)
-        return jitted.lower(*arguments).compile()
+        return program.compile_for(chip, {})
 
 
 def estimated_cycles(program: str) -> int:

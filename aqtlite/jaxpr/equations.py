@@ -85,11 +85,18 @@ def called_name(eqn: Any) -> str | None:
     return given or _only_body(eqn).jaxpr.debug_info.func_name
 
 
+def with_bodies(closed: core.ClosedJaxpr) -> Iterator[Any]:
+    """Yields the equations of a jaxpr, each before those of its `bodies`."""
+    for eqn in closed.jaxpr.eqns:
+        yield eqn
+        for body in bodies(eqn):
+            yield from with_bodies(body)
+
+
 def called_names(closed: core.ClosedJaxpr) -> set[str]:
     """Returns the `called_name`s of all equations of a jaxpr, including bodies."""
-    eqns = closed.jaxpr.eqns
-    names = {name for name in map(called_name, eqns) if name is not None}
-    return names.union(*(called_names(body) for eqn in eqns for body in bodies(eqn)))
+    names = map(called_name, with_bodies(closed))
+    return {name for name in names if name is not None}
 
 
 def literal_value(literal: Any) -> Any:

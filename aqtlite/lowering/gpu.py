@@ -45,7 +45,7 @@ def dot(
     matrix unit.
     """
     lhs, rhs = widened(lhs, target), widened(rhs, target)
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    (lhs_ca, rhs_ca), (_, rhs_ba) = dims
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     products = _missing(lhs.shape, lhs_ca)
     if products:
@@ -55,10 +55,7 @@ def dot(
     extra = _missing(rhs.shape, columns)
     if extra:
         rhs = plain.with_zeros(rhs, columns[-1], extra)
-    if target.takes_layouts and _is_of_matrices(lhs.shape, rhs.shape, dims):
-        lhs, lhs_ca, lhs_ba = layouts.contracting_last(lhs, lhs_ca, lhs_ba)
-        rhs, rhs_ca, rhs_ba = layouts.contracting_last(rhs, rhs_ca, rhs_ba)
-    dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
+    lhs, rhs, dims = _contracting_last(lhs, rhs, dims, target)
     # Otherwise XLA fuses the next conversion into the product, as an extra pass.
     out = lax.optimization_barrier(plain.dot(lhs, rhs, dims))
     if target.takes_layouts:  # Transposed, if at all, as they are converted.
@@ -78,12 +75,20 @@ def dot_of_float8(
     cuBLASLt takes the layout of `dot`. XLA transposes operands for it, and pads them,
     but moves transpositions to the floats that are rounded, and writes these.
     """
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    if target.takes_layouts and _is_of_matrices(lhs.shape, rhs.shape, dims):
-        lhs, lhs_ca, lhs_ba = layouts.contracting_last(lhs, lhs_ca, lhs_ba)
-        rhs, rhs_ca, rhs_ba = layouts.contracting_last(rhs, rhs_ca, rhs_ba)
-    dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
+    lhs, rhs, dims = _contracting_last(lhs, rhs, dims, target)
     return plain.dot(lhs, rhs, dims, precision=precision)
+
+
+def _contracting_last(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, target: Target
+) -> tuple[jax.Array, jax.Array, dn.DimensionNumbers]:
+    """Transposes matrices for cuBLASLt, where a program may contain layouts."""
+    if not (target.takes_layouts and _is_of_matrices(lhs.shape, rhs.shape, dims)):
+        return lhs, rhs, dims
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    lhs, lhs_ca, lhs_ba = layouts.contracting_last(lhs, lhs_ca, lhs_ba)
+    rhs, rhs_ca, rhs_ba = layouts.contracting_last(rhs, rhs_ca, rhs_ba)
+    return lhs, rhs, ((lhs_ca, rhs_ca), (lhs_ba, rhs_ba))
 
 
 def widened(x: jax.Array, target: Target) -> jax.Array:

@@ -342,7 +342,13 @@ class ConvGeneralDilated(Operation):
             scale: keepdims, of size 1 along axes that `target` lacks.
         """
         if self._groups == 1:
-            return self._permuted(source, target, scale)
+            given = {letter: axis for axis, letter in self._axes_of_letters(source)}
+            axes = {
+                axis: given[letter]
+                for axis, letter in self._axes_of_letters(target)
+                if letter in given
+            }
+            return dn.scale_along(scale, axes, scale.ndim)
         spec, grouped = self._spec(source), self._grouped(source)
         # The letters in the order of the axes of the scale.
         letters = [letter for _, letter in sorted(self._axes_of_letters(source))]
@@ -363,15 +369,6 @@ class ConvGeneralDilated(Operation):
             x, [i for i, letter in enumerate(wanted) if letter not in kept]
         )
         return self._merged(target, wanted, x)
-
-    def _permuted(self, source: Array, target: Array, scale: jax.Array) -> jax.Array:
-        found = {letter: axis for axis, letter in self._axes_of_letters(source)}
-        wanted = sorted(self._axes_of_letters(target))
-        sources = {axis: found[letter] for axis, letter in wanted if letter in found}
-        shape = [1] * scale.ndim
-        for axis, source_axis in sources.items():
-            shape[axis] = scale.shape[source_axis]
-        return dn.laid_out(scale, tuple(sources.values()), tuple(shape))
 
     def _merged(self, target: Array, wanted: list[str], x: jax.Array) -> jax.Array:
         """Merges groups with the axis that they divide, and adds the spatial axes."""

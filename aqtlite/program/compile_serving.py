@@ -126,17 +126,16 @@ def compile_serving(
     shapes = jax.tree.map(_shape_of, (given, *args)), jax.tree.map(_shape_of, kwargs)
     with jax.disable_jit(False):
         traced = jitted.trace(given, *args, **kwargs)
-    is_on_one_cpu = _is_on_one_cpu(given, args, kwargs)
-    options = undivided.options_for(traced.jaxpr) if is_on_one_cpu else {}
-    found = packed.pack(traced.jaxpr, given) if is_on_one_cpu else None
-    if found is not None:
-        given = found.variables
-        function_of_packed = _with_structure(found, traced)
-        with jax.disable_jit(False):
+        is_on_one_cpu = _is_on_one_cpu(given, args, kwargs)
+        options = undivided.options_for(traced.jaxpr) if is_on_one_cpu else {}
+        found = packed.pack(traced.jaxpr, given) if is_on_one_cpu else None
+        if found is not None:
+            given = found.variables
+            function_of_packed = _with_structure(found, traced)
             traced = jax.jit(function_of_packed, donate_argnums=donate_argnums).trace(
                 given, *args, **kwargs
             )
-    compiled = traced.lower().compile(compiler_options=options)
+        compiled = traced.lower().compile(compiler_options=options)
     return ServingProgram(compiled, given, jitted, shapes)
 
 

@@ -1,7 +1,7 @@
 """Loops of small programs, which take longer divided among threads than on one."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from jax.extend import core
@@ -31,7 +31,7 @@ def options_for(closed: core.ClosedJaxpr) -> dict[str, str]:
         are no convolutions of floats, some of which are loops of many operations;
         otherwise no options.
     """
-    return options_for_equations(_equations_of(closed))
+    return options_for_equations(equations.with_bodies(closed))
 
 
 def options_for_equations(eqns: Iterable[Any]) -> dict[str, str]:
@@ -43,11 +43,3 @@ def _is_small(eqn: Any) -> bool:
     sizes = [math.prod(atom.aval.shape) for atom in (*eqn.invars, *eqn.outvars)]
     is_loop = eqn.primitive.name == "conv_general_dilated"
     return not is_loop and max(sizes, default=0) <= _FEW
-
-
-def _equations_of(closed: core.ClosedJaxpr) -> Iterator[Any]:
-    """The equations of a jaxpr and of all that it calls."""
-    for eqn in closed.jaxpr.eqns:
-        yield eqn
-        for body in equations.bodies(eqn):
-            yield from _equations_of(body)

@@ -7,7 +7,7 @@ the batch axes, then the remaining axes of lhs, then the remaining axes of rhs.
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -155,10 +155,10 @@ def scale_to_output(
     sizes, ones = tuple(scale.shape[axis] for axis in remaining), (1,) * others
     rest = sizes + ones if is_lhs else ones + sizes
     shape = tuple(scale.shape[axis] for axis in batch) + rest
-    return laid_out(scale, batch + remaining, shape)
+    return _laid_out(scale, batch + remaining, shape)
 
 
-def laid_out(x: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
+def _laid_out(x: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
     """Permutes the axes of an array, and reshapes it.
 
     Args:
@@ -179,11 +179,23 @@ def rhs_scale_to_lhs(
     The scale must have size 1 along the remaining axes of rhs.
     """
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    pairs = sorted(zip(lhs_ca + lhs_ba, rhs_ca + rhs_ba, strict=True))
-    shape = [1] * lhs_ndim
-    for lhs_axis, rhs_axis in pairs:
-        shape[lhs_axis] = scale.shape[rhs_axis]
-    return laid_out(scale, tuple(rhs_axis for _, rhs_axis in pairs), tuple(shape))
+    pairs = zip(lhs_ca + lhs_ba, rhs_ca + rhs_ba, strict=True)
+    return scale_along(scale, dict(pairs), lhs_ndim)
+
+
+def scale_along(scale: jax.Array, axes: Mapping[int, int], ndim: int) -> jax.Array:
+    """Lays out a keepdims scale of one array to multiply another.
+
+    Args:
+        scale: scale of size 1 along axes that `axes` does not name.
+        axes: axes of the scale, by axis of the other array.
+        ndim: rank of the other array.
+    """
+    pairs = sorted(axes.items())
+    shape = [1] * ndim
+    for axis, source in pairs:
+        shape[axis] = scale.shape[source]
+    return _laid_out(scale, tuple(source for _, source in pairs), tuple(shape))
 
 
 def output_shape(

@@ -44,10 +44,6 @@ class _Instruction:
 
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\(([^()]*)\)")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
-_BRANCHES = re.compile(
-    r"branch_computations=\{([^}]*)\}|"
-    r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)"
-)
 _CONTRACTING = {
     side: re.compile(
         rf"{side}_contracting_dims=\{{([\d,]*)\}}|"
@@ -99,9 +95,7 @@ def _executed(
 def _cheapest_branch(
     one: _Instruction, text: Mapping[str, Sequence[str]], times: int
 ) -> list[Kernel]:
-    match = _BRANCHES.search(one.line)
-    names = re.findall(r"[\w.\-]+", ",".join(filter(None, match.groups())))
-    branches = [list(_executed(name, text, times)) for name in names]
+    branches = [list(_executed(name, text, times)) for name in loops.called(one.line)]
     return min(branches, key=lambda found: sum(x.times * x.bytes for x in found))
 
 

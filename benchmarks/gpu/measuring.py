@@ -31,6 +31,16 @@ class Program:
     donated: tuple[int, ...] = ()
     """Arguments whose memory the results may take, where nothing is run."""
 
+    def compile_for(self, chip: jax.Device, options: Mapping[str, str]) -> Any:
+        """Compiles it for a device that need not be there."""
+        sharding = jax.sharding.SingleDeviceSharding(chip)
+        arguments = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            self.arguments,
+        )
+        jitted = jax.jit(self.function, donate_argnums=self.donated)
+        return jitted.lower(*arguments).compile(compiler_options=dict(options))
+
 
 def measure(
     name: str,

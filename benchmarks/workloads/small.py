@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import aqtlite
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite.program import undivided
 from benchmarks.harness import contestants, figures, timing
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
@@ -32,7 +33,6 @@ CONFIGS = {
 TRAINING, UNDIVIDED, SERVED = "training step", "undivided step", "served"
 """An undivided step runs each loop on one thread."""
 
-OPTIONS = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
 CASES = ((64, 64), (64, 128), (64, 256), (256, 128), (1, 64), (1, 256), (1, 512))
 QUICK_CASES = ((8, 16),)
 """Numbers of rows, and widths. A single row is only served."""
@@ -75,7 +75,7 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
 def _program(phase: str, model: Mlp, x: jax.Array) -> Callable[[], Any]:
     if phase == SERVED:
         return _served(model, x)
-    return _training(model, x, OPTIONS if phase == UNDIVIDED else {})
+    return _training(model, x, undivided.UNDIVIDED if phase == UNDIVIDED else {})
 
 
 def _training(model: Mlp, x: jax.Array, options: dict[str, str]) -> Callable[[], Any]:
