@@ -6,9 +6,13 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A mistake that the user can fix; the message is one line."""
+    """A mistake that the user can fix; the message is one line, or a list."""
 
     exit_code = 2
+
+
+class RulesError(UserError, ValueError):
+    """Error for rules that do not fit the contractions of a program."""
 
 
 class CostWarning(UserWarning):

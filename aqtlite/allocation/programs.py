@@ -24,7 +24,7 @@ from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.program import plan as planning
 from aqtlite.program.naming import names_of_parameters
 from aqtlite.program.plan import Plan
-from aqtlite.program.plan_table import NO_SCOPE
+from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.shapes import sharding
 
 
@@ -205,10 +205,7 @@ class Programs:
     def _check(self, plans: Mapping[str, Plan]) -> None:
         for name, plan in plans.items():
             if not plan.contractions:
-                raise ValueError(
-                    "the model has no contraction of its own, beside any that are "
-                    "quantized already: there is nothing to measure"
-                )
+                raise ValueError(f"nothing to measure: {NO_CONTRACTIONS}")
             if self._candidates is None and not plan.quantized():
                 raise ValueError(
                     "the model quantizes nothing by itself: give candidates= to "

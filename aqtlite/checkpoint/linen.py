@@ -14,15 +14,14 @@ from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.manifest import LINEN, Manifest, info_of
 from aqtlite.checkpoint.names import path_name
 from aqtlite.checkpoint.variables import (
-    OF_MODELS,
     PARAMS,
     Variables,
     advice_of,
     differences,
     refuse,
     subtrees_of,
+    tracing_with,
     unknown,
-    untraceable,
 )
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
@@ -100,11 +99,8 @@ class LinenVariables(Variables):
         flat, inputs = tracing.close_over_constants(
             init, (self.args, self.kwargs), tracing.is_array
         )
-        try:
+        with tracing_with(self.model, self.args, self.kwargs):
             shapes = jax.eval_shape(flat, inputs)
-        except OF_MODELS as error:
-            name = type(self.model).__name__
-            raise untraceable(name, self.args, self.kwargs, error) from error
         return {name: value for name, value in shapes.items() if name != COLLECTION}
 
     def stored(self, manifest: Manifest) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.manifest import NNX, Manifest, info_of
 from aqtlite.checkpoint.names import name_of, path_name, steps_of
 from aqtlite.checkpoint.variables import (
-    OF_MODELS,
     Variables,
     advice_of,
     differences,
     refuse,
     subtrees_of,
+    tracing_with,
     unknown,
-    untraceable,
 )
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
@@ -159,10 +158,8 @@ class NnxVariables(Variables):
         kwargs = dict(self.kwargs)
         method = kwargs.pop("method", "__call__")
         call = PureCall(template, method, self.args, kwargs)
-        try:
+        with tracing_with(self.model, self.args, self.kwargs):
             tracing.trace(call.function, call.arguments)
-        except OF_MODELS as error:
-            raise untraceable(self.name, self.args, self.kwargs, error) from error
 
     def plan(self, template: QuantizedModel) -> Plan:
         return plan(template, [Call(*self.args, **self.kwargs)])

@@ -1,7 +1,8 @@
 """Interface of conversion and loading to the variables of a framework's models."""
 
 import abc
-from collections.abc import Callable, Collection, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -12,6 +13,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.manifest import Manifest, info_of
+from aqtlite.errors import UserError
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.planning import Plan
@@ -143,16 +145,33 @@ class Variables(abc.ABC):
         """
 
 
-def untraceable(
-    model: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
-) -> CheckpointError:
-    """The error to raise if a model cannot be traced with the sample inputs."""
-    called_with = jax.tree.map(_brief, (*args, *kwargs.values()))
-    return CheckpointError(
-        f"tracing {model} with the sample inputs {', '.join(map(str, called_with))} "
-        "failed; are they of the right shapes and dtypes? "
-        f"{type(error).__name__}: {' '.join(str(error).split())}"
-    )
+@contextlib.contextmanager
+def tracing_with(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Names the sample inputs in errors of a model that is traced with them.
+
+    Args:
+        model: the model.
+        args: sample inputs, or their shapes.
+        kwargs: sample inputs by name, or their shapes.
+
+    Raises:
+        CheckpointError: if the model raises.
+        UserError: as raised, if rules or others that the inputs do not matter to do.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except OF_MODELS as error:
+        called_with = jax.tree.map(_brief, (*args, *kwargs.values()))
+        raise CheckpointError(
+            f"tracing {type(model).__name__} with the sample inputs "
+            f"{', '.join(map(str, called_with))} failed; are they of the right shapes "
+            "and dtypes? "
+            f"{type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _brief(x: Any) -> Any:

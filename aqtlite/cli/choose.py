@@ -10,7 +10,7 @@ from aqtlite import config, rules
 from aqtlite.allocation import plots
 from aqtlite.allocation.choose import choose_bits
 from aqtlite.checkpoint.load_float import load_float
-from aqtlite.checkpoint.variables import OF_MODELS, untraceable
+from aqtlite.checkpoint.variables import tracing_with
 from aqtlite.cli import configs, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.cli.shared_options import BITS_OF
@@ -34,26 +34,23 @@ def run(args: argparse.Namespace) -> None:
     variables = load_float(args.source, model, sample_args, sample_kwargs, args.subtree)
     if isinstance(model, nnx.Module):
         model, variables = nnx.merge(nnx.graphdef(model), variables), None
-    try:
-        found = choose_bits(
-            model,
-            variables,
-            _whole(examples),
-            candidates=candidates,
-            budget=args.budget.amount,
-            unit=args.budget.unit,
-            loss=loss,
-            num_inputs=len(sample_args),
-            **sample_kwargs,
-        )
-    except (ValueError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(" ".join(str(error).split())) from error
-    except OF_MODELS as error:
-        raise untraceable(
-            type(model).__name__, sample_args, sample_kwargs, error
-        ) from error
+    with tracing_with(model, sample_args, sample_kwargs):
+        try:
+            found = choose_bits(
+                model,
+                variables,
+                _whole(examples),
+                candidates=candidates,
+                budget=args.budget.amount,
+                unit=args.budget.unit,
+                loss=loss,
+                num_inputs=len(sample_args),
+                **sample_kwargs,
+            )
+        except (ValueError, TypeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(" ".join(str(error).split())) from error
     if args.out is not None:
         args.out.write_text(rules.to_json(found.rules, indent=2) + "\n", "utf-8")
     if args.plot is not None:

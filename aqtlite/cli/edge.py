@@ -16,7 +16,7 @@ import aqtlite
 from aqtlite import calibration as calibrations
 from aqtlite import config, edge
 from aqtlite.checkpoint.load_float import load_float
-from aqtlite.checkpoint.variables import OF_MODELS, untraceable
+from aqtlite.checkpoint.variables import tracing_with
 from aqtlite.cli import configs, edge_options, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.edge import program
@@ -198,10 +198,8 @@ def _check_traces(
     flat, inputs = tracing.close_over_constants(
         function, (variables, *args), tracing.is_array
     )
-    try:
+    with tracing_with(model, args, kwargs):
         jax.eval_shape(flat, inputs)
-    except OF_MODELS as error:
-        raise untraceable(type(model).__name__, args, kwargs, error) from error
 
 
 @contextlib.contextmanager

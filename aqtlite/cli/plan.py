@@ -6,7 +6,7 @@ from typing import Any
 from flax import nnx
 
 from aqtlite.checkpoint.linen import LinenVariables
-from aqtlite.checkpoint.variables import OF_MODELS, untraceable
+from aqtlite.checkpoint.variables import tracing_with
 from aqtlite.cli import factory, output
 from aqtlite.cli.configs import config_of
 from aqtlite.errors import UserError
@@ -22,19 +22,14 @@ def run(args: argparse.Namespace) -> None:
     """Runs ``aqtlite plan``."""
     make = factory.find(args.model)
     model, sample_args, sample_kwargs = factory.call(args.model, make, config_of(args))
-    try:
+    with tracing_with(model, sample_args, sample_kwargs):
         plan = _plan(model, sample_args, sample_kwargs)
-    except UserError:
-        raise
-    except OF_MODELS as error:
-        raise untraceable(
-            type(model).__name__, sample_args, sample_kwargs, error
-        ) from error
     if args.measure is not None and not plan.quantized():
+        advice = "name a config by --preset, --config or --rules"
         raise UserError(
             "nothing to measure: the plan quantizes none of the model's contractions"
-            f"{plan.reasons()}\nUnless you named one, name a config by --preset, "
-            "--config or --rules."
+            + plan.reasons()
+            + (f"\nUnless you named one, {advice}." if plan.contractions else "")
         )
     shown = plan if args.measure is None else _measured(plan, args.measure)
     if args.json:

@@ -7,7 +7,7 @@ from jax.extend import core
 
 from aqtlite.jaxpr import equations, registry
 from aqtlite.program import overshadowed, patterns
-from aqtlite.program.plan_table import NO_SCOPE
+from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import PlannedContraction, smaller_size
 from aqtlite.program.rules import ANY_PATH, Rule
 
@@ -71,10 +71,7 @@ def _nearest(rule: Rule, index: int, planned: Sequence[PlannedContraction]) -> s
     conditions = overshadowed.conditions(rule, "any contraction")
     text = f"rule {index} ({conditions}) matches nothing"
     if not planned:
-        return (
-            f"{text}: the program has no contraction of its own, beside any that are "
-            "quantized already"
-        )
+        return f"{text}: {NO_CONTRACTIONS}"
     by_path = {one.path: one for one in planned}
     alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
     missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from aqtlite.errors import RulesError
+
 _CONDITIONS = ("path", "op", "operands", "equation", "min_size")
 """Fields of rules that are conditions; a class of rules may have some of them."""
 
@@ -37,7 +39,7 @@ def check(
         anything: text for a rule without conditions.
 
     Raises:
-        ValueError: if the rule names a path or an operation, and matches something.
+        RulesError: if the rule names a path or an operation, and matches something.
     """
     rule = rules[index]
     if not deciding or (rule.path == type(rule).path and rule.op is None):
@@ -45,7 +47,7 @@ def check(
     before = sorted(deciding)
     named = " and ".join(f"rule {i} ({conditions(rules[i], anything)})" for i in before)
     verb = "matches" if len(before) == 1 else "match"
-    raise ValueError(
+    raise RulesError(
         f"rule {index} ({conditions(rule, anything)}) decides nothing: {named} {verb} "
         "all that it matches, and the first rule that matches decides: put rule "
         f"{index} before rule {before[0]}, or set is_required=False if that is meant"

@@ -14,12 +14,13 @@ from jax.extend import core
 
 from aqtlite import config
 from aqtlite.contraction import differentiation
+from aqtlite.errors import RulesError
 from aqtlite.jaxpr import sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import injected, matching, overshadowed, plan_table
 from aqtlite.program.naming import Naming, by_scope
-from aqtlite.program.plan_table import NO_SCOPE
+from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
     Kind,
     PlannedContraction,
@@ -54,7 +55,7 @@ class Plan:
         """
         left = self.left_float()
         lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
-        return "\n".join([":", *lines]) if lines else ", of which it has none"
+        return "\n".join([":", *lines]) if lines else f"; {NO_CONTRACTIONS}"
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Writes the plan as JSON: a list of objects, one for each contraction."""
@@ -106,7 +107,7 @@ def make(
         naming: function that gives contractions their paths.
 
     Raises:
-        ValueError: if no contraction meets the conditions of a required rule, or if
+        RulesError: if no contraction meets the conditions of a required rule, or if
             such a rule names a path or an operation, and earlier rules decide about all
             that it matches.
     """
@@ -123,7 +124,7 @@ def make(
             continue
         met = [one for one in planned if matching.fulfils(one, rule)]
         if not met:
-            raise ValueError(matching.nothing_fulfils(rule, index, planned, closed))
+            raise RulesError(matching.nothing_fulfils(rule, index, planned, closed))
         deciding = {one.rule for one in met if one.rule is not None}
         overshadowed.check(rules, index, deciding, "any contraction")
     return Plan(tuple(planned), tuple(rules), tuple(contents.named))

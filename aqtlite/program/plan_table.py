@@ -13,6 +13,12 @@ from aqtlite.program.planned import PlannedContraction
 
 NO_MATRIX = "no Hadamard matrix mixes the channels, nor equal parts of them"
 TOO_FEW = "all inputs of a group are kept"
+NO_CONTRACTIONS = (
+    "the program has no contractions, beside any that are quantized already. "
+    "Contractions are calls of lax.dot_general (matmul, einsum, dense layers), "
+    "lax.conv_general_dilated and lax.ragged_dot, also in operations that "
+    "register_operation names"
+)
 NO_SCOPE = "(no name scope)"
 """Text for the path of a contraction outside all modules and name scopes."""
 
@@ -47,6 +53,8 @@ def layout(
         rows: result of `rows_of`.
         width: width of the console in columns.
     """
+    if not rows:
+        return rich.text.Text(f"{title}; {NO_CONTRACTIONS}")
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=title)
     for name in _HEADS:
         table.add_column(name, overflow="fold")
@@ -73,6 +81,8 @@ def as_text(plan: rich.console.RenderableType) -> str:
 
 def as_html(title: str, rows: Sequence[Sequence[str]]) -> str:
     """Formats a plan as HTML for notebooks."""
+    if not rows:
+        return f"<p>{title}; {NO_CONTRACTIONS}</p>"
     return f"<p>{title}</p>{tables.as_html([_HEADS, *rows])}"
 
 

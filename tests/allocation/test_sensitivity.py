@@ -358,8 +358,9 @@ def test_wrong_arguments():
 
 
 def test_nothing_to_quantize():
-    with pytest.raises(ValueError, match="has no contraction of its own"):
-        measured(lambda w, x: x + w, jnp.ones(8), candidates=[INT4])
+    for candidates in ([INT4], None):
+        with pytest.raises(ValueError, match="the program has no contractions"):
+            measured(lambda w, x: x + w, jnp.ones(8), candidates=candidates)
     with pytest.raises(ValueError, match="by itself: give candidates="):
         measured()  # A float model, without candidates.
 

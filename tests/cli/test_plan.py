@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import aqtlite
 from aqtlite import cli
 
 pytestmark = pytest.mark.code("quick")
@@ -44,6 +45,17 @@ def plain():
 def of_nnx():
     model = nnx.eval_shape(lambda: nnx.Linear(4, 2, rngs=nnx.Rngs(0)))
     return model, (X,)
+
+class Norm(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.LayerNorm()(x)
+
+def without():
+    return Norm(), (X,)
+
+def without_in_nnx():
+    return nnx.eval_shape(lambda: nnx.LayerNorm(4, rngs=nnx.Rngs(0))), (X,)
 
 def misshapen():
     return quantize_model(Mlp(), []), (X, X, X)
@@ -96,6 +108,25 @@ def test_a_model_that_raises(planned):
     code, _, err = planned("misshapen")
     assert code == 2
     assert err.startswith("aqtlite plan: error: tracing QuantizedModel with the sample")
+
+
+@pytest.mark.parametrize("factory", ["without", "without_in_nnx"])
+@pytest.mark.parametrize("preset", [(), ("--preset", "qat")])
+@pytest.mark.parametrize("measure", [(), ("--measure", "serving")])
+def test_a_model_without_contractions(factory, preset, measure, planned):
+    code, out, err = planned(factory, *preset, *measure)
+    assert code == (2 if preset or measure else 0)
+    assert "the program has no contractions" in " ".join((out + err).split())
+    assert "sample inputs" not in err and "--preset" not in err
+
+
+def test_rules_that_match_nothing_are_not_blamed_on_the_inputs(planned, tmp_path):
+    rules = tmp_path / "rules.json"
+    chosen = [aqtlite.Rule(path="missing", cfg=aqtlite.config.fully_quantized())]
+    rules.write_text(aqtlite.rules.to_json(chosen))
+    code, _, err = planned("plain", "--rules", str(rules))
+    assert code == 2 and "sample inputs" not in err
+    assert err.startswith("aqtlite plan: error: rule 0 (path='missing') matches noth")
 
 
 def test_measured_contractions(planned):

@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import io
 import json
+import re
 
 import flax.linen as nn
 import jax
@@ -13,7 +14,7 @@ from jax import lax
 
 import aqtlite
 import aqtlite.flax.nnx
-from aqtlite import Rule, config, quantize_function
+from aqtlite import Rule, config, errors, quantize_function
 from tests.common import MATMUL, nearest
 
 pytestmark = pytest.mark.code("quick")
@@ -150,8 +151,11 @@ def test_a_rule_that_need_not_match():
 
 
 def test_a_program_without_contractions():
-    with pytest.raises(ValueError, match="no contraction of its own"):
+    text = "the program has no contractions, .*calls of lax.dot_general"
+    with pytest.raises(errors.RulesError, match=text):
         planned([Rule(cfg=INT8)], lambda w, x: x)
+    shown = planned([], lambda w, x: x)
+    assert re.search(text, repr(shown)) and re.search(text, shown._repr_html_())
 
 
 @pytest.mark.parametrize(
@@ -340,7 +344,7 @@ def test_injected_contractions_are_left_alone():
             return x @ w
 
     assert paths(planned([Rule(cfg=INT8)], function).contractions) == ["mine"]
-    with pytest.raises(ValueError, match="no contraction of its own"):
+    with pytest.raises(errors.RulesError, match="has no contractions, beside"):
         planned([Rule(cfg=INT8)], lambda w, x: dot_general(x, w, MATMUL))
 
 
