@@ -32,6 +32,9 @@ class Times:
     measured_for: float
     """Time for the calls from which the others were taken."""
 
+    resolution: float
+    """Least time that is told from none, and from another time."""
+
     in_float: float
     """Time in float."""
 

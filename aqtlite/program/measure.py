@@ -43,9 +43,10 @@ def measure_serving(
     and timed in this process, on JAX's default device, with random operands: in float,
     quantized with its weight quantized in the call, and with a frozen weight. Their
     calls alternate. Times are medians, without the time in which a program that
-    computes nothing is called, of which they are at least a tenth. A terminal shows a
-    progress bar. Of a plan of small contractions, loops are not divided among threads,
-    as by `compile_serving` (docs/benchmarks.md says how to train so).
+    computes nothing is called. What they resolve is the range between the quartiles of
+    such calls, and at least a tenth of one; shorter times count as that. A terminal
+    shows a progress bar. Of a plan of small contractions, loops are not divided among
+    threads, as by `compile_serving` (docs/benchmarks.md says how to train so).
 
     >>> from aqtlite import Rule, config, plan
     >>> planned = plan(
@@ -156,7 +157,11 @@ def _measure(
                 kept.keep(what, times)
         measured.append(
             MeasuredContraction(
-                tuple(several), times.in_float, times.quantized, times.served
+                tuple(several),
+                times.in_float,
+                times.quantized,
+                times.served,
+                times.resolution,
             )
         )
     device = jax.devices()[0].device_kind
@@ -318,6 +323,9 @@ def _times(programs: Programs, seconds: float) -> Times:
             total += taken[name][-1]
     medians = {name: statistics.median(times) for name, times in taken.items()}
     calling = medians.pop(_NOTHING)
-    # Less than a tenth of a call cannot be told from its noise.
-    own = {name: max(x - calling, calling / 10) for name, x in medians.items()}
-    return Times(float(seconds), own[_FLOAT], own[_QUANTIZED], own.get(_SERVED))
+    lower, _, upper = statistics.quantiles(taken[_NOTHING], n=4)
+    resolution = max(upper - lower, calling / 10)
+    own = {name: max(x - calling, resolution) for name, x in medians.items()}
+    return Times(
+        float(seconds), resolution, own[_FLOAT], own[_QUANTIZED], own.get(_SERVED)
+    )

@@ -18,7 +18,7 @@ from aqtlite.program.rules import Rule
 
 Purpose = Literal["serving", "training"]
 
-Verdict = Literal["pays", "even", "does not pay"]
+Verdict = Literal["pays", "even", "does not pay", "unresolved"]
 
 _EVEN = 1.1
 """Gains up to this factor on either side of 1 change sides from run to run."""
@@ -39,6 +39,9 @@ class MeasuredContraction:
 
     served_seconds: float | None = None
     """Time with a frozen weight; None in training, and without a weight."""
+
+    resolution_seconds: float = 0.0
+    """Least time that is told from none, and from another time."""
 
     @property
     def num_calls(self) -> int:
@@ -70,7 +73,15 @@ class MeasuredContraction:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether quantizing it pays; "even" if the gain is within 1.1 of none."""
+        """Whether quantizing it pays; "even" if the gain is within 1.1 of none.
+
+        "unresolved" if the times differ by less than is told from none, and are too
+        short for a gain of 1.1 to be seen.
+        """
+        times = self.float_seconds, self.seconds
+        is_alike = max(times) - min(times) <= self.resolution_seconds
+        if is_alike and self.resolution_seconds > (_EVEN - 1) * min(times):
+            return "unresolved"
         if self.gain > _EVEN:
             return "pays"
         return "even" if self.gain >= 1 / _EVEN else "does not pay"
@@ -138,9 +149,9 @@ class Measurement:
 
         The size alone decides less well than the paths that `float_rules` name, and it
         holds for contractions that were not measured. 0 if quantizing all is fastest,
-        None if quantizing none is. Injected configs do not count.
+        None if quantizing none is. Injected configs and unresolved times do not count.
         """
-        sizes = sorted({one.size for one in self.contractions if not one.is_injected})
+        sizes = sorted({one.size for one in self.contractions if _decides_size(one)})
         return min((0, *sizes[1:], None), key=self.seconds_by_size)
 
     def seconds_by_size(self, min_size: int | None) -> float:
@@ -148,11 +159,10 @@ class Measurement:
 
         Args:
             min_size: contractions of smaller operands stay in float; None for all.
+                Those whose times are unresolved count as planned.
         """
         return self._seconds_leaving(
-            lambda one: (
-                not one.is_injected and (min_size is None or one.size < min_size)
-            )
+            lambda one: _decides_size(one) and (min_size is None or one.size < min_size)
         )
 
     def _seconds_leaving(self, is_left: Callable[[MeasuredContraction], bool]) -> float:
@@ -179,6 +189,7 @@ class Measurement:
                     "float_seconds": one.float_seconds,
                     "quantized_seconds": one.quantized_seconds,
                     "served_seconds": one.served_seconds,
+                    "resolution_seconds": one.resolution_seconds,
                     "gain": one.gain,
                     "verdict": one.verdict,
                 }
@@ -208,6 +219,8 @@ class Measurement:
         )
 
     def _advice(self) -> str:
+        if all(one.verdict == "unresolved" for one in self.contractions):
+            return "No contraction takes long enough for its gain to be measured."
         chosen = self.float_rules
         if chosen == _ALL_FLOAT:
             return "Quantizing pays nowhere."
@@ -234,16 +247,21 @@ class Measurement:
         return tables.Tables([[heads, *map(self._row, self.contractions)]])
 
     def _row(self, one: MeasuredContraction) -> tuple[str, ...]:
-        first, served = one.alike[0], one.served_seconds
+        first = one.alike[0]
         path = first.path or plan_table.NO_SCOPE
         if len(one.alike) > 1:
             path += f" and {len(one.alike) - 1} more"
-        times = [_us(one.float_seconds), _us(one.quantized_seconds)]
+        times = [one.float_seconds, one.quantized_seconds]
+        cells = [_us_above(x, one.resolution_seconds) for x in times]
         if self.purpose == "serving":
-            times.append("-" if served is None else _us(served))
+            served = one.served_seconds
+            cells.append(
+                "-" if served is None else _us_above(served, one.resolution_seconds)
+            )
         counts = f"{one.size:,}", str(one.num_calls)
         operands = str(first.lhs), str(first.rhs)
-        return (path, *operands, *counts, *times, f"{one.gain:.2f} x", one.verdict)
+        gain = "-" if one.verdict == "unresolved" else f"{one.gain:.2f} x"
+        return (path, *operands, *counts, *cells, gain, one.verdict)
 
 
 _ALL_FLOAT = (Rule(cfg=None),)
@@ -277,6 +295,15 @@ def _leaving_in_float(plan: Plan, paths: Collection[str]) -> tuple[Rule, ...]:
 
 def _can_be_left(one: MeasuredContraction) -> bool:
     return one.verdict == "does not pay" and not one.is_injected
+
+
+def _decides_size(one: MeasuredContraction) -> bool:
+    return one.verdict != "unresolved" and not one.is_injected
+
+
+def _us_above(seconds: float, resolution: float) -> str:
+    """Formats a time; one that is not told from none as less than the resolution."""
+    return _us(seconds) if seconds > resolution else f"< {_us(resolution)}"
 
 
 def _us(seconds: float) -> str:

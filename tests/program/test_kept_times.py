@@ -129,4 +129,4 @@ def test_the_folder_of_the_user(monkeypatch):
 @pytest.mark.parametrize("value", [0.0, -1.0, 1, "1", True, math.nan, math.inf])
 def test_times_are_positive(value):
     with pytest.raises(ValueError, match="quantized must be a positive, finite"):
-        kept_times.Times(1.0, 1.0, value)
+        kept_times.Times(1.0, 1.0, 1.0, value)

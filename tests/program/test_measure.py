@@ -60,6 +60,7 @@ def slower_at(measurement, paths):
             float_seconds=2.0,
             quantized_seconds=1.0 if has_weight else seconds,
             served_seconds=seconds if has_weight else None,
+            resolution_seconds=0.01,
         )
 
     changes = tuple(map(changed, measurement.contractions))
@@ -136,6 +137,54 @@ def test_a_gain_near_one_is_even(measured, seconds, verdict):
     made = measured.contractions[-1]
     made = dataclasses.replace(made, float_seconds=2.0, quantized_seconds=seconds)
     assert made.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("in_float", "quantized", "verdict"),
+    [
+        (0.5, 0.5, "unresolved"),  # Both too short to be timed.
+        (2.0, 2.4, "unresolved"),
+        (2.0, 2.6, "does not pay"),
+        (2.0, 0.5, "pays"),
+        (20.0, 20.4, "even"),
+    ],
+)
+def test_times_that_the_clock_does_not_resolve(measured, in_float, quantized, verdict):
+    times = in_float, quantized
+    made = dataclasses.replace(measured.contractions[-1], resolution_seconds=0.5)
+    made = dataclasses.replace(
+        made, float_seconds=in_float, quantized_seconds=quantized
+    )
+    assert made.verdict == verdict
+    row = repr(dataclasses.replace(measured, contractions=(made,)))
+    assert f"  {verdict}" in row and ("< 500,000.0" in row) == (0.5 in times)
+    assert (" x  " in row) == (verdict != "unresolved")
+
+
+def test_unresolved_times_decide_nothing(measured):
+    def unresolved(measurement, paths):
+        changes = [
+            dataclasses.replace(one, resolution_seconds=5.0)
+            if one.alike[0].path in paths
+            else one
+            for one in measurement.contractions
+        ]
+        return dataclasses.replace(measurement, contractions=tuple(changes))
+
+    made = unresolved(slower_at(measured, {"layer_7", "scores"}), {"layer_7", "scores"})
+    assert made.float_rules == () and made.min_size == 0
+    made = unresolved(slower_at(measured, {"layer_0", "layer_7"}), {"layer_0"})
+    assert [one.path for one in made.float_rules] == ["layer_7"]
+    assert made.min_size == 16 and made.seconds_by_size(None) == 3.0 * 2 + 2.0 * 5
+    made = slower_at(measured, {"layer_0", "head.2", "layer_7", "scores"})
+    made = unresolved(made, {one.alike[0].path for one in made.contractions})
+    assert made.min_size == 0 and made.rules == made.plan.rules
+    assert "No contraction takes long enough" in repr(made)
+
+
+def test_the_resolution_is_measured(measured):
+    for one in measured.contractions:
+        assert 0 < one.resolution_seconds <= min(one.float_seconds, one.seconds)
 
 
 @pytest.mark.parametrize(
