@@ -10,7 +10,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import qwix
 from flax import nnx
 
 from aqtlite import edge
@@ -18,6 +17,7 @@ from aqtlite.edge.grid import Quantized
 from aqtlite.edge.litert import converter, flatbuffer
 from aqtlite.edge.report import Report
 from benchmarks.edge.training import Trained
+from benchmarks.harness.peers import qwix
 
 BATCH = 64
 SIZES = (1, 32)

@@ -7,13 +7,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import qwix
-from aqt.jax.v2.flax import aqt_flax
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, convert
 from benchmarks.harness import contestants
 from benchmarks.harness.contestants import AQTLITE, AQTP, BFLOAT16, RNG_STREAM
+from benchmarks.harness.peers import aqt_flax, qwix
 
 QWIX = "qwix"
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from aqt.jax.v2 import config as aqt_config
-from aqt.jax.v2.flax import aqt_flax
 from jax import lax
-from qwix._src.core import dot_general_qt as qwix_qt
-from qwix._src.core import stochastic_rounding as qwix_noise
 
 import aqtlite
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral
+from benchmarks.harness.peers import aqt_config, aqt_flax
+from benchmarks.harness.peers import dot_general_qt as qwix_qt
+from benchmarks.harness.peers import stochastic_rounding as qwix_noise
 
 FLOAT32 = "float32"
 BFLOAT16 = "bfloat16"

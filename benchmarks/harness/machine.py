@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from benchmarks.harness import floor
+from benchmarks.harness import floor, peers
 
-PACKAGES = ("jax", "jaxlib", "flax", "aqtp", "qwix", "aqtlite")
+PACKAGES = ("jax", "jaxlib", "flax", *peers.PACKAGES, "aqtlite")
 
 FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8")
 """Processor flags that determine XLA:CPU's integer kernels."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from aqt.jax.v2.flax import aqt_flax
-from qwix._src.core import dot_general_qt as qwix_qt
-from qwix._src.core import stochastic_rounding as qwix_noise
 
 from aqtlite import calibration, config, numerics
 from aqtlite.flax import AqtDotGeneral
 from benchmarks.harness import contestants
+from benchmarks.harness.peers import aqt_flax
+from benchmarks.harness.peers import dot_general_qt as qwix_qt
+from benchmarks.harness.peers import stochastic_rounding as qwix_noise
 
 FLOAT32 = "float32"
 

@@ -17,13 +17,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from qwix._src import model as qwix_model
-from qwix._src.providers import ptq
-from qwix.contrib import awq, gptq, qep
 
 from aqtlite import calibration, config, numerics
 from aqtlite.demo import corpus as corpus_lib
 from aqtlite.flax import calibrate_in_float, convert
+from benchmarks.harness.peers import awq, gptq, ptq, qep, qwix_model
 from benchmarks.quality import after_training, rounding, training
 
 SIZE = 128

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from aqt.jax.v2 import aqt_conv_general
 from jax import lax
-from qwix._src.core import conv_general_qt as qwix_qt
 
 import aqtlite
 from benchmarks.harness import contestants, figures, phases, timing
@@ -27,6 +25,8 @@ from benchmarks.harness.contestants import (
 )
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
+from benchmarks.harness.peers import aqt_conv_general
+from benchmarks.harness.peers import conv_general_qt as qwix_qt
 
 
 class Case(NamedTuple):

@@ -15,10 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from aqt.jax.v2 import aqt_ragged_dot
-from aqt.jax.v2 import config as aqt_config
 from jax import lax
-from qwix._src.core import ragged_dot_qt
 
 from aqtlite import config
 from aqtlite.flax import AqtRaggedDot, convert
@@ -32,6 +29,7 @@ from benchmarks.harness.contestants import (
 )
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
+from benchmarks.harness.peers import aqt_config, aqt_ragged_dot, ragged_dot_qt
 
 WEIGHT_ONLY = "aqtlite, weight-only"
 

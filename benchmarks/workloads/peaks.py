@@ -17,14 +17,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import qwix
-from aqt.jax.v2.flax import aqt_flax
 from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, calibrate, convert, quantize_model
 from benchmarks.harness import contestants
 from benchmarks.harness.contestants import AQTLITE, AQTP, FLOAT32, RNG_STREAM
+from benchmarks.harness.peers import aqt_flax, qwix
 
 Model = Callable[..., nn.Module]
 """Makes the layers with a ``dot_general``."""

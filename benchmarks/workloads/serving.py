@@ -16,7 +16,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from aqt.jax.v2.flax import aqt_flax
 
 import aqtlite
 from aqtlite.demo import generate
@@ -26,6 +25,7 @@ from benchmarks.harness import contestants, figures, floor, mlas, timing
 from benchmarks.harness.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
 from benchmarks.harness.figures import BARE, Figure
 from benchmarks.harness.options import Options
+from benchmarks.harness.peers import aqt_flax
 
 COMPILED = "aqtlite, compiled"
 

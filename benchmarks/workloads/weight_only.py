@@ -13,9 +13,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import qwix
-from aqt.jax.v2 import config as aqt_config
-from aqt.jax.v2.flax import aqt_flax
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, convert, widen_int4
@@ -23,6 +20,7 @@ from benchmarks.harness import figures, timing
 from benchmarks.harness.contestants import AQTLITE, AQTP, FLOAT32, RNG_STREAM
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
+from benchmarks.harness.peers import aqt_config, aqt_flax, qwix
 
 QWIX = "qwix"
 INT4, WIDENED = f"{AQTLITE}, int4", f"{AQTLITE}, int4 widened"

@@ -36,6 +36,55 @@ FIGURE_KEYS = {
 }
 
 
+WITHOUT_PEERS = """
+import importlib.metadata, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("aqt", "qwix"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def version(name, installed=importlib.metadata.version):
+    if name in ("aqtp", "qwix"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return installed(name)
+
+sys.meta_path.insert(0, Missing())
+importlib.metadata.version = version
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["benchmarks", "--help"],
+        ["benchmarks", "--quick", "--only", "small"],
+        ["benchmarks.quality.rounding"],
+        ["benchmarks.errors"],
+    ],
+)
+def test_without_the_peers_a_command_says_what_to_install(tmp_path, command):
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_PEERS)
+    repository = str(pathlib.Path(__file__).parents[2])
+    process = subprocess.run(
+        [sys.executable, "-m", *command],
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), repository]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "--help" in command:
+        assert process.returncode == 0 and "--only NAME" in process.stdout
+    else:
+        (message,) = process.stderr.splitlines()
+        assert process.returncode == 1 and message.startswith("error: the benchmarks")
+        assert "aqtp and qwix" in message and "pip install -e '.[test]'" in message
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """Two workloads of the suite, as a user runs them: its output, JSON and picture."""
