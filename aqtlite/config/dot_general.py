@@ -65,7 +65,10 @@ class DotGeneralRaw(representation.CompactRepr):
     None: int32 for two integer operands, float32 otherwise. Sums of integers of up to
     8 bits that could overflow int32 are exact and rounded once to float32. TPUs
     exchange partial sums in this dtype: bfloat16 takes half of int32's bytes, and is
-    not exact."""
+    not exact. On GPUs, products of bfloat16 or fp8 write bfloat16 themselves, as those
+    of bfloat16 layers do: sums in float32, rounded once, and equal to other platforms'
+    up to the order of the sums and one unit of bfloat16. Products of int8 write int32
+    there, and XLA may scale them without rounding."""
 
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""

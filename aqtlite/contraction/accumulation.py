@@ -181,15 +181,15 @@ def _dot(
     how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
 ) -> jax.Array:
     """Contracts two inputs by the kind of dot that the execution has, unscaled."""
-    kind: lowering.Kind = lowering.Floats(how.precision)
+    kind: lowering.Kind = lowering.Floats(how.precision, how.accumulator)
     if how.kind == "integers":
         kind = lowering.Integers(how.accumulator)
     elif how.kind == "integers in float" and how.in_dtype is not None:
-        kind = lowering.IntegersInFloat(how.in_dtype)
+        kind = lowering.IntegersInFloat(how.in_dtype, how.accumulator)
     elif how.kind == "mixed":
-        kind = lowering.Mixed(how.out_dtype, how.precision)
+        kind = lowering.Mixed(how.out_dtype, how.precision, how.accumulator)
     elif how.kind == "narrow":
-        kind = lowering.Narrow()
+        kind = lowering.Narrow(how.accumulator)
     sums = operation.contract(kind, left, right, how.out_sharding)
     return sums if how.accumulator is None else sums.astype(how.accumulator)
 

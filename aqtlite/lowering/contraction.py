@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from aqtlite.lowering import exact, plain
@@ -77,8 +78,26 @@ class Contraction(abc.ABC):
     ) -> jax.Array:
         """Contracts in the form for a target."""
 
+    def rounded_on_gpu(
+        self,
+        target: Target,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        precision: lax.PrecisionLike,
+        dtype: np.dtype,
+    ) -> jax.Array:
+        """Contracts floats in the form for a GPU, and rounds the sums to `dtype`.
+
+        XLA:GPU drops a conversion to bfloat16 that is converted back to float32.
+        """
+        return self.on_target(target, lhs, rhs, precision).astype(dtype)
+
     def sums(
-        self, lhs: jax.Array, rhs: jax.Array, precision: lax.PrecisionLike = None
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        precision: lax.PrecisionLike = None,
+        dtype: np.dtype | None = None,
     ) -> jax.Array:
         """Contracts in the form for the target, and sums floats in at least float32.
 
@@ -86,12 +105,13 @@ class Contraction(abc.ABC):
             lhs: int4, int8 or floating.
             rhs: int4 or int8 for integers, the dtype of lhs for floats.
             precision: as in `lax.dot_general`.
+            dtype: float dtype to which the sums of floats are rounded; None for none.
 
         Returns:
-            int32, or at least float32.
+            int32, at least float32, or `dtype`.
         """
         leaves, structure = jax.tree.flatten(self)
-        return _Sums(structure, precision)(lhs, rhs, *leaves)
+        return _Sums(structure, precision, dtype)(lhs, rhs, *leaves)
 
     def sums_of_digits(
         self, lhs: jax.Array, rhs: jax.Array, split: Split
@@ -166,9 +186,12 @@ class Contraction(abc.ABC):
             scale: keepdims, of size 1 along contracting axes.
         """
 
-    def narrow(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def narrow(
+        self, lhs: jax.Array, rhs: jax.Array, dtype: np.dtype | None = None
+    ) -> jax.Array:
         """Contracts floats of 8 bits on GPUs and TPUs; bfloat16 holds them."""
-        return self.sums(lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16))
+        left, right = lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16)
+        return self.sums(left, right, dtype=dtype)
 
     def narrow_on_cpu(
         self, lhs: jax.Array, rhs: jax.Array, is_whole: bool
@@ -188,10 +211,12 @@ class _Sums(TargetDependent):
     """Pytree structure of the contraction."""
 
     precision: lax.PrecisionLike
+    dtype: np.dtype | None
+    """Float dtype to which the sums are rounded; None for none."""
 
     def reference(self, lhs, rhs, *leaves):
         contraction = jax.tree.unflatten(self.structure, leaves)
-        return contraction.anywhere(lhs, rhs, self.precision)
+        return self._rounded(contraction.anywhere(lhs, rhs, self.precision))
 
     def packing(self, known, types):
         lhs, rhs, *leaves = types
@@ -204,4 +229,11 @@ class _Sums(TargetDependent):
             # XLA:CPU has few kernels that sum 16-bit floats in float32.
             wide = jnp.promote_types(lhs.dtype, jnp.float32)
             lhs, rhs = lhs.astype(wide), rhs.astype(wide)
-        return contraction.on_target(target, lhs, rhs, self.precision)
+        if target.is_gpu and self.dtype is not None:
+            return contraction.rounded_on_gpu(
+                target, lhs, rhs, self.precision, self.dtype
+            )
+        return self._rounded(contraction.on_target(target, lhs, rhs, self.precision))
+
+    def _rounded(self, sums: jax.Array) -> jax.Array:
+        return sums if self.dtype is None else sums.astype(self.dtype)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from aqtlite.lowering import cpu, digits, gpu, narrow, packed_dot, plain, tpu
 from aqtlite.lowering.contraction import Contraction
+from aqtlite.lowering.target import TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import before_transposition
 
@@ -73,12 +74,27 @@ class Dot(Contraction):
             return self._plain(lhs, rhs, precision)
         return cpu.dot(lhs, rhs, self.dims)
 
-    def sums(self, lhs, rhs, precision=None):
+    def rounded_on_gpu(self, target, lhs, rhs, precision, dtype):
+        """Has the product round its sums as it writes them.
+
+        GPUs have such products of bfloat16 and of floats of 8 bits, to bfloat16.
+        """
+        is_narrow = lhs.dtype == jnp.bfloat16 or _is_float8(lhs)
+        if dtype != jnp.bfloat16 or not is_narrow:
+            return super().rounded_on_gpu(target, lhs, rhs, precision, dtype)
+        if _is_float8(lhs) and target.partitions == 1 and self.out_sharding is None:
+            return gpu.dot_of_float8(lhs, rhs, self.dims, target, precision, dtype)
+        return plain.dot(lhs, rhs, self.dims, self.out_sharding, precision, dtype)
+
+    def sums(self, lhs, rhs, precision=None, dtype=None):
         if self.order is not None:
-            return self._unordered().sums(lhs, rhs, precision).transpose(self.order)
-        if self._is_plain(lhs, rhs):
+            unordered = self._unordered().sums(lhs, rhs, precision, dtype)
+            return unordered.transpose(self.order)
+        if not self._is_plain(lhs, rhs):
+            return super().sums(lhs, rhs, precision, dtype)
+        if dtype is None or dtype == plain.accumulator(lhs):
             return self._plain(lhs, rhs, precision)
-        return super().sums(lhs, rhs, precision)
+        return _Rounded(self, precision, dtype)(lhs, rhs)
 
     def sums_of_digits(self, lhs, rhs, split):
         """Contracts all digits at once, as remaining axes."""
@@ -170,14 +186,14 @@ class Dot(Contraction):
         out = dn.scale_to_output(side, scale, self.dims, self.lhs_ndim, self.rhs_ndim)
         return out if self.order is None else out.transpose(self.order)
 
-    def narrow(self, lhs, rhs):
+    def narrow(self, lhs, rhs, dtype=None):
         """Contracts floats of 8 bits without widening them.
 
         NVIDIA's matrix units sum fp8 products in fewer bits than float32 has; only at
         the highest precision does XLA have cuBLASLt accumulate such sums in float32
         ("CUBLASLT_MATMUL_DESC_FAST_ACCUM").
         """
-        return self.sums(lhs, rhs, lax.Precision.HIGHEST)
+        return self.sums(lhs, rhs, lax.Precision.HIGHEST, dtype)
 
     def narrow_on_cpu(self, lhs, rhs, is_whole):
         """Contracts floats of 8 bits, in bfloat16 where that is faster than float32."""
@@ -238,6 +254,23 @@ class Dot(Contraction):
         shape = dn.output_shape(self.dims, lhs.shape, rhs.shape)
         has_rows = math.prod(shape[:rank]) > _BLOCK_ROWS
         return has_rows and 3 * math.prod(shape) > _FEW_SUMS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rounded(TargetDependent):
+    """Rounded sums in the plain form, which GPUs round in the product."""
+
+    dot: Dot
+    precision: lax.PrecisionLike
+    dtype: np.dtype
+
+    def reference(self, lhs, rhs):
+        return self.dot.anywhere(lhs, rhs, self.precision).astype(self.dtype)
+
+    def lowered(self, target, lhs, rhs):
+        if not target.is_gpu:
+            return self.reference(lhs, rhs)
+        return self.dot.rounded_on_gpu(target, lhs, rhs, self.precision, self.dtype)
 
 
 def _is_float(x: jax.Array) -> bool:

@@ -69,14 +69,15 @@ def dot_of_float8(
     dims: dn.DimensionNumbers,
     target: Target,
     precision: lax.PrecisionLike,
+    dtype: np.dtype | None = None,
 ) -> jax.Array:
-    """Contracts floats of 8 bits to float32, transposed as in `dot`.
+    """Contracts floats of 8 bits to float32 or `dtype`, transposed as in `dot`.
 
     cuBLASLt takes the layout of `dot`. XLA transposes operands for it, and pads them,
     but moves transpositions to the floats that are rounded, and writes these.
     """
     lhs, rhs, dims = _contracting_last(lhs, rhs, dims, target)
-    return plain.dot(lhs, rhs, dims, precision=precision)
+    return plain.dot(lhs, rhs, dims, precision=precision, dtype=dtype)
 
 
 def _contracting_last(

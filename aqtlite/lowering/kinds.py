@@ -44,6 +44,9 @@ class Kind(abc.ABC):
 class _SpecialOnCpu(Kind):
     """A kind of dot with a form of its own for CPUs."""
 
+    accumulator: np.dtype | None
+    """Float dtype to which sums are rounded; None for float32."""
+
     @abc.abstractmethod
     def elsewhere(
         self, contraction: Contraction, lhs: DotInput, rhs: DotInput
@@ -80,7 +83,8 @@ class _OnTarget(OnCpu):
 
     def on_cpu(self, is_whole, *arrays):
         contraction, lhs, rhs = self._of(*arrays)
-        return self.kind.on_cpu(contraction, lhs, rhs, is_whole)
+        sums = self.kind.on_cpu(contraction, lhs, rhs, is_whole)
+        return sums.astype(self.kind.accumulator or jnp.float32)
 
     def _of(self, lhs, rhs, *leaves):
         left, right = (
@@ -125,9 +129,11 @@ class IntegersInFloat(_SpecialOnCpu):
     """
 
     in_dtype: np.dtype
+    accumulator: np.dtype | None = None
 
     def elsewhere(self, contraction, lhs, rhs):
-        return _as_floats(Floats(), contraction, lhs, rhs, self.in_dtype)
+        kind = Floats(None, self.accumulator)
+        return _as_floats(kind, contraction, lhs, rhs, self.in_dtype)
 
     def on_cpu(self, contraction, lhs, rhs, is_whole):
         return Integers()(contraction, lhs, rhs).astype(jnp.float32)
@@ -150,9 +156,11 @@ class Mixed(_SpecialOnCpu):
     precision: lax.PrecisionLike = None
     """Precision of a contraction of floats; sums of digits have float32's."""
 
+    accumulator: np.dtype | None = None
+
     def elsewhere(self, contraction, lhs, rhs):
         floats = (lhs if _is_float(lhs) else rhs).values
-        kind = Floats(self.precision)
+        kind = Floats(self.precision, self.accumulator)
         return _as_floats(kind, contraction, lhs, rhs, floats.dtype)
 
     def on_cpu(self, contraction, lhs, rhs, is_whole):
@@ -179,8 +187,10 @@ class Narrow(_SpecialOnCpu):
     integers, with exact sums.
     """
 
+    accumulator: np.dtype | None = None
+
     def elsewhere(self, contraction, lhs, rhs):
-        return contraction.narrow(lhs.values, rhs.values)
+        return contraction.narrow(lhs.values, rhs.values, self.accumulator)
 
     def on_cpu(self, contraction, lhs, rhs, is_whole):
         largest = lhs.largest, rhs.largest
@@ -200,11 +210,13 @@ class Floats(Kind):
     """Floats, summed in float32, or in float64 for float64."""
 
     precision: lax.PrecisionLike = None
+    accumulator: np.dtype | None = None
+    """Float dtype to which sums are rounded; None for the dtype of the sums."""
 
     def __call__(self, contraction, lhs, rhs):
         dtype = jnp.promote_types(lhs.values.dtype, rhs.values.dtype)
         left, right = lhs.values.astype(dtype), rhs.values.astype(dtype)
-        return contraction.sums(left, right, self.precision)
+        return contraction.sums(left, right, self.precision, self.accumulator)
 
 
 def _is_float(x: DotInput) -> bool:
@@ -214,9 +226,10 @@ def _is_float(x: DotInput) -> bool:
 def _as_floats(
     kind: Floats, contraction: Contraction, lhs: DotInput, rhs: DotInput, dtype: Any
 ) -> jax.Array:
-    """Contracts operands cast to a float dtype, to float32."""
+    """Contracts operands cast to a float dtype, to float32 or the accumulator."""
     left, right = (DotInput(gpu.converted(x.values, dtype)) for x in (lhs, rhs))
-    return kind(contraction, left, right).astype(jnp.float32)
+    sums = kind(contraction, left, right)
+    return sums.astype(kind.accumulator or jnp.float32)
 
 
 def _sums(contraction: Contraction, lhs: Digits, rhs: Digits) -> jax.Array:

@@ -18,14 +18,15 @@ def dot(
     dims: dn.DimensionNumbers,
     out_sharding: jax.sharding.NamedSharding | None = None,
     precision: lax.PrecisionLike = None,
+    dtype: DTypeLike | None = None,
 ) -> jax.Array:
-    """Contracts by `lax.dot_general`, with sums in the operands' `accumulator`."""
+    """Contracts by `lax.dot_general`; sums have `dtype`, or else the `accumulator`."""
     return lax.dot_general(
         lhs,
         rhs,
         dims,
         precision=precision,
-        preferred_element_type=accumulator(lhs),
+        preferred_element_type=accumulator(lhs) if dtype is None else dtype,
         out_sharding=out_sharding,
     )
 

@@ -39,9 +39,14 @@ Cases = Iterator[tuple[Mapping[str, Any], Mapping[str, Program]]]
 
 CAST_ONCE = f"{BFLOAT16}, weights too"
 
+
 PRESETS = {
     f"{AQTLITE}, fp8": config.fp8(),
+    f"{AQTLITE}, fp8, bfloat16 sums": served.bfloat16_sums(config.fp8()),
     f"{AQTLITE}, weight-only int8": config.weight_only(8),
+    f"{AQTLITE}, weight-only int8, bfloat16 sums": served.bfloat16_sums(
+        config.weight_only(8)
+    ),
     f"{AQTLITE}, w4a8 in blocks of 128": config.update(
         config.w4a8(), {"fwd.rhs.blocks": config.Blocks(size=128)}
     ),

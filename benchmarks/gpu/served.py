@@ -16,10 +16,18 @@ from benchmarks.harness.peers import aqt_flax, qwix
 
 QWIX = "qwix"
 
+
+def bfloat16_sums(cfg: config.DotGeneral) -> config.DotGeneral:
+    """Rounds the sums of all contractions to bfloat16 before they are scaled."""
+    return config.update(cfg, {"*.dg_accumulator_dtype": jnp.bfloat16})
+
+
 CONFIGS = {
     f"{AQTLITE}, int8": contestants.aqtlite_config(),
     f"{AQTLITE}, fp8": config.fp8(),
+    f"{AQTLITE}, fp8, bfloat16 sums": bfloat16_sums(config.fp8()),
     f"{AQTLITE}, weight-only int8": config.weight_only(8),
+    f"{AQTLITE}, weight-only int8, bfloat16 sums": bfloat16_sums(config.weight_only(8)),
     f"{AQTLITE}, weight-only int4": config.weight_only(4),
 }
 

@@ -1,5 +1,6 @@
 """What GPUs are given: the programs are lowered for them, and run here."""
 
+import functools
 import re
 
 import jax
@@ -100,3 +101,66 @@ def test_int4_are_written_in_the_order_in_which_they_are_read():
         *(x, integers((6, 4), jnp.int4)),
     )
     assert re.search(r"@LayoutConstraint.*tensor<6x4xi4>", mixed)
+
+
+BFLOAT16 = np.dtype(jnp.bfloat16)
+
+ROUNDED = {
+    "fp8": (lowering.Narrow, jnp.float8_e4m3fn, jnp.float8_e4m3fn),
+    "weight-only": (functools.partial(lowering.Mixed, BFLOAT16), jnp.bfloat16, np.int8),
+    "weight-only int4": (
+        functools.partial(lowering.Mixed, BFLOAT16),
+        *(jnp.bfloat16, jnp.int4),
+    ),
+    "integers in float": (
+        functools.partial(lowering.IntegersInFloat, BFLOAT16),
+        *(np.int8, np.int8),
+    ),
+    "float": (lowering.Floats, jnp.bfloat16, jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("dims", [MATMUL, (((0,), (0,)), ((), ()))])
+@pytest.mark.parametrize("kind, left, right", ROUNDED.values(), ids=ROUNDED)
+def test_products_round_their_sums_to_bfloat16(kind, left, right, dims):
+    """A conversion behind them, XLA:GPU would drop."""
+    lhs, rhs = integers((32, 32), left), integers((32, 16), right)
+    rounded = functools.partial(contract, kind(accumulator=BFLOAT16), dims=dims)
+    assert jax.eval_shape(rounded, lhs, rhs).dtype == BFLOAT16
+
+    def dtype_of_product(platform):
+        program = lowered(rounded, lhs, rhs, platform=platform)
+        (line,) = re.findall(r"stablehlo.dot_general .*", program)
+        return re.search(r"-> tensor<[\dx]*(\w+)>", line)[1]
+
+    assert dtype_of_product("cuda") == "bf16"
+    assert dtype_of_product("tpu") == "f32"
+    want = contract(kind(), lhs, rhs, dims).astype(BFLOAT16)
+    np.testing.assert_array_equal(rounded(lhs, rhs), want)
+
+
+@pytest.mark.parametrize(
+    "dtype, accumulator",
+    [(jnp.float16, BFLOAT16), (jnp.float32, BFLOAT16), (jnp.bfloat16, "float32")],
+)
+def test_other_products_are_rounded_after_their_sums(dtype, accumulator):
+    """cuBLASLt has none of float16 to bfloat16, and float32 would be rounded first."""
+    x = integers((16, 16), dtype)
+    kind = lowering.Floats(accumulator=np.dtype(accumulator))
+    program = lowered(lambda x: contract(kind, x, x, MATMUL), x)
+    assert re.search(r"stablehlo.dot_general .*-> tensor<16x16xf32>", program)
+
+
+@pytest.mark.parametrize("preset", [config.fp8, config.weight_only])
+def test_an_accumulator_reaches_the_products_of_a_training_step(preset):
+    cfg = config.update(preset(), {"*.dg_accumulator_dtype": jnp.bfloat16})
+    dot_general = aqtlite.make_dot_general(cfg)
+    x, w = integers((32, 32), jnp.bfloat16), integers((32, 16), jnp.bfloat16)
+
+    def loss(x, w):
+        out = dot_general(x, w, MATMUL).astype(jnp.bfloat16)
+        return (out.astype(jnp.float32) ** 2).sum()
+
+    program = lowered(jax.grad(loss, (0, 1)), x, w)
+    products = re.findall(r"stablehlo.dot_general .*-> tensor<\d+x\d+x(\w+)>", program)
+    assert products == ["bf16"] * 3
