@@ -51,10 +51,11 @@ class ServingProgram:
             arrays.
 
         Raises:
-            TypeError: if `platforms` is a string.
+            TypeError: if `platforms` is no list of names.
+            ValueError: if one of them is no platform of JAX, or there is none.
         """
-        if isinstance(platforms, str):
-            raise TypeError(f"platforms is a list of names, got {platforms!r}")
+        if platforms is not None:
+            _check_platforms(platforms)
         args, kwargs = self._shapes
         return export.export(self._jitted, platforms=platforms)(*args, **kwargs)
 
@@ -137,6 +138,23 @@ def compile_serving(
             )
         compiled = traced.lower().compile(compiler_options=options)
     return ServingProgram(compiled, given, jitted, shapes)
+
+
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""Those that `jax.export` documents; a plugin may add that of its devices."""
+
+
+def _check_platforms(platforms: Sequence[str]) -> None:
+    """Raises where `jax.export` writes a program that nothing runs."""
+    if isinstance(platforms, str) or not isinstance(platforms, Sequence):
+        raise TypeError(f"platforms is a list of names, got {platforms!r}")
+    known = dict.fromkeys((*_PLATFORMS, export.default_export_platform()))
+    listed = ", ".join(map(repr, known))
+    if not platforms:
+        raise ValueError(f"platforms is empty: None is the current one, of {listed}")
+    for name in platforms:
+        if name not in known:
+            raise ValueError(f"no platform {name!r} is known, only {listed}")
 
 
 def _check_places(leaf: jax.Array) -> None:

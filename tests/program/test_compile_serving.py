@@ -96,12 +96,27 @@ def test_other_shapes_are_refused():
         program(common.normal((3, 8)))
 
 
+@pytest.mark.parametrize(
+    ("platforms", "error", "message"),
+    [
+        ("cpu", TypeError, "platforms is a list of names, got 'cpu'"),
+        (1, TypeError, "platforms is a list of names, got 1"),
+        (["cpu", "banana"], ValueError, "no platform 'banana' is known.*'cpu', 'cuda'"),
+        (["gpu"], ValueError, "no platform 'gpu' is known, only .*'cuda', 'rocm'"),
+        ([None], ValueError, "no platform None is known"),
+        ([], ValueError, "platforms is empty"),
+    ],
+)
+def test_unknown_platforms_are_refused_at_once(platforms, error, message):
+    program = aqtlite.compile_serving(lambda w, x: x @ w, jnp.ones((8, 8)), X)
+    with pytest.raises(error, match=message):
+        program.export(platforms)
+
+
 def test_variables_are_arrays_and_not_donated():
     function, serving = injected()
     with pytest.raises(TypeError, match="got ShapeDtypeStruct among them"):
         shapes = jax.eval_shape(lambda one: one, serving)
         aqtlite.compile_serving(function, shapes, X)
-    with pytest.raises(TypeError, match="platforms is a list of names, got 'cpu'"):
-        aqtlite.compile_serving(function, serving, X).export("cpu")
     with pytest.raises(ValueError, match="donate_argnums names 0"):
         aqtlite.compile_serving(function, serving, X, donate_argnums=(0,))
