@@ -45,11 +45,11 @@ def _measured(plan: Plan, purpose: str) -> Measurement:
     """Measures contractions whose times the user's cache does not hold yet."""
     folder = kept_times.user_folder()
     try:
-        file = kept_times.in_folder(folder).path
         measured = _MEASURES[purpose](plan, cache_dir=folder)
     except OSError as error:
         output.messages().print(f"the times are not kept: {error}", soft_wrap=True)
         return _MEASURES[purpose](plan)
+    file = kept_times.path_in(folder)
     text = f"the times are kept in {file}: delete it to measure them again"
     output.messages().print(text, soft_wrap=True)
     return measured

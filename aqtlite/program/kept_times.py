@@ -2,9 +2,10 @@
 
 A file holds the times of one kind of machine: processor, number of threads, version of
 JAX, and code of this library. It grows by every contraction that is measured, and is
-read before one is measured.
+read once before any is measured.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import math
 import os
 import pathlib
 import platform
+import threading
 from typing import Any
 
 import jax
@@ -60,11 +62,13 @@ def _is_time(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class KeptTimes:
-    """The times that a file holds."""
+    """The times that a file held when it was opened (`in_folder`)."""
 
     path: pathlib.Path
     machine: dict[str, str]
     """What the times depend on beside the contraction (`this_machine`)."""
+
+    known: dict[str, Times]
 
     def find(self, what: str, seconds: float) -> Times | None:
         """Returns the times of a contraction; None if they are not known.
@@ -73,13 +77,16 @@ class KeptTimes:
             what: text that contractions of equal programs share.
             seconds: time for which they must have been measured, at least.
         """
-        found = self._read().get(_key(what))
+        found = self.known.get(_key(what))
         is_enough = found is not None and found.measured_for >= seconds
         return found if is_enough else None
 
     def keep(self, what: str, times: Times) -> None:
-        """Adds the times of a contraction, and replaces the file at once."""
-        known = {**self._read(), _key(what): times}
+        """Adds the times of a contraction to the file, and replaces it at once.
+
+        What others have added since it was opened stays.
+        """
+        known = {**_read(self.path, self.machine), _key(what): times}
         fields = {
             "format": _FORMAT,
             "machine": self.machine,
@@ -87,40 +94,48 @@ class KeptTimes:
                 key: dataclasses.asdict(one) for key, one in known.items()
             },
         }
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        name = f".{self.path.name}.{os.getpid()}.{threading.get_ident()}"
+        temporary = self.path.with_name(name)
         temporary.write_text(json.dumps(fields, indent=1))
         temporary.replace(self.path)
 
-    def _read(self) -> dict[str, Times]:
-        """Reads the file; one that does not hold times is moved, and counts as none."""
-        if not self.path.exists():
-            return {}
-        try:
-            return _times_in(self.path.read_text(), self.machine)
-        except (ValueError, TypeError, RecursionError) as error:
-            aside = self.path.with_suffix(".unreadable")
-            self.path.replace(aside)
-            logging.warning(
-                "%s held no times of this machine (%s): it is %s now, and times are "
-                "measured anew",
-                *(self.path, error, aside.name),
-            )
-            return {}
+
+def path_in(folder: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the path of the file in a folder that holds the times of this machine."""
+    name = f"times-{_key(json.dumps(this_machine()))[:16]}.json"
+    return pathlib.Path(folder).expanduser() / name
 
 
 def in_folder(folder: str | os.PathLike[str]) -> KeptTimes:
-    """Returns the times of this machine that a folder keeps; makes the folder.
+    """Reads the times of this machine that a folder keeps; makes the folder.
 
     Args:
         folder: path of the folder.
 
     Raises:
-        OSError: if the folder cannot be made.
+        OSError: if the folder cannot be made, or the file not read.
     """
-    machine = this_machine()
-    path = pathlib.Path(folder).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
-    return KeptTimes(path / f"times-{_key(json.dumps(machine))[:16]}.json", machine)
+    machine, path = this_machine(), path_in(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return KeptTimes(path, machine, _read(path, machine))
+
+
+def _read(path: pathlib.Path, machine: dict[str, str]) -> dict[str, Times]:
+    """Reads a file; one that does not hold times is moved, and counts as none."""
+    try:
+        return _times_in(path.read_text(), machine)
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, RecursionError) as error:
+        aside = path.with_suffix(".unreadable")
+        with contextlib.suppress(FileNotFoundError):  # Another process moved it.
+            path.replace(aside)
+        logging.warning(
+            "%s held no times of this machine (%s): it is %s now, and times are "
+            "measured anew",
+            *(path, error, aside.name),
+        )
+        return {}
 
 
 def user_folder() -> pathlib.Path:

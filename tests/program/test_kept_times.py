@@ -2,7 +2,9 @@
 
 import json
 import math
+import pathlib
 import re
+from concurrent import futures
 
 import jax.numpy as jnp
 import pytest
@@ -63,6 +65,39 @@ def test_another_number_of_threads_or_flag_has_a_file_of_its_own(
         patched.setenv(name, value)
         assert times(tmp_path) != first
     assert times(tmp_path) == first and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_file_is_read_once_for_all_that_is_known(tmp_path, monkeypatch):
+    def model(params, x):
+        return [x @ one for one in params]
+
+    args = [jnp.ones((8, n)) for n in (2, 3, 4)], jnp.ones((2, 8))
+    plan = aqtlite.plan(model, *args, rules=nearest(), params=0)
+    first = aqtlite.measure_serving(plan, seconds=SECONDS, cache_dir=tmp_path)
+    reads = []
+    read_text = pathlib.Path.read_text
+
+    def counted(path, *args, **kwargs):
+        reads.append(path)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(pathlib.Path, "read_text", counted)
+    again = aqtlite.measure_serving(plan, seconds=SECONDS, cache_dir=tmp_path)
+    assert again.to_json() == first.to_json()
+    assert [path.parent for path in reads].count(tmp_path) == 1
+
+
+def test_threads_add_to_one_file(tmp_path):
+    kept = kept_times.in_folder(tmp_path)
+    measured = kept_times.Times(1.0, 0.1, 1.0, 1.0)
+    with futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: kept.keep(f"{i}", measured), range(40)))
+    again = kept_times.in_folder(tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    assert again.known and set(again.known.values()) == {measured}
+    kept_times.in_folder(tmp_path).keep("later", measured)
+    kept.keep("earlier opened", measured)  # Keeps what is there by now.
+    assert kept_times.in_folder(tmp_path).find("later", 1.0) == measured
 
 
 def of_another_machine(text):
