@@ -27,8 +27,8 @@ _MIN_ROUNDS, _MAX_ROUNDS = 5, 500
 
 _NOTHING, _FLOAT, _QUANTIZED, _SERVED = "nothing", "float", "quantized", "served"
 
-Programs = dict[str, Callable[[], Any]]
-Options = dict[str, str]
+Calls = dict[str, functools.partial[Any]]
+"""Functions with all of their arguments, by what they compute."""
 
 
 def measure_serving(
@@ -78,7 +78,7 @@ def measure_serving(
             shape, or if `seconds` is not positive.
         OSError: if `cache_dir` cannot be written.
     """
-    return _measure(plan, "serving", _serving_programs, seconds, cache_dir)
+    return _measure(plan, "serving", _serving_calls, seconds, cache_dir)
 
 
 def measure_training(
@@ -116,13 +116,13 @@ def measure_training(
             shape, or if `seconds` is not positive.
         OSError: if `cache_dir` cannot be written.
     """
-    return _measure(plan, "training", _training_programs, seconds, cache_dir)
+    return _measure(plan, "training", _training_calls, seconds, cache_dir)
 
 
 def _measure(
     plan: Plan,
     purpose: measurement.Purpose,
-    programs_of: Callable[["_Alone", Options], Programs],
+    calls_of: Callable[["_Alone"], Calls],
     seconds: float,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Measurement:
@@ -152,7 +152,7 @@ def _measure(
         what = f"{purpose} {options} {_text(several[0])}"
         times = None if kept is None else kept.find(what, seconds)
         if times is None:
-            times = _times(programs_of(_Alone(several[0]), options), seconds)
+            times = _times(calls_of(_Alone(several[0])), options, seconds)
             if kept is not None:
                 kept.keep(what, times)
         measured.append(
@@ -242,27 +242,26 @@ def _values(avals: Sequence[Any]) -> list[jax.Array]:
     return values
 
 
-def _serving_programs(alone: _Alone, options: Options) -> Programs:
+def _serving_calls(alone: _Alone) -> Calls:
     quantized, params, others = alone.quantized, alone.params, alone.others
     state = quantized.gather(alone.state, params, others) if alone.state else {}
-    programs = {
-        _NOTHING: _calling(options, _first_element, params, others),
-        _FLOAT: _calling(options, alone.in_float, params, others),
-        _QUANTIZED: _calling(
-            options,
+    calls = {
+        _NOTHING: functools.partial(_first_element, params, others),
+        _FLOAT: functools.partial(alone.in_float, params, others),
+        _QUANTIZED: functools.partial(
             lambda state, *operands: quantized.evaluate(state, operands, {}),
             *(state, params, others),
         ),
     }
     if not params:
-        return programs
+        return calls
     serve, serving = convert_function(
         quantized, params, others, state=state if alone.state else None
     )
-    return {**programs, _SERVED: _calling(options, serve, serving, others)}
+    return {**calls, _SERVED: functools.partial(serve, serving, others)}
 
 
-def _training_programs(alone: _Alone, options: Options) -> Programs:
+def _training_calls(alone: _Alone) -> Calls:
     operands = (alone.params, alone.others)
     out = jax.eval_shape(alone.in_float, *operands)
     (cotangent,) = _values([out])
@@ -279,9 +278,9 @@ def _training_programs(alone: _Alone, options: Options) -> Programs:
         return out, pull_back(cotangent), updated
 
     return {
-        _NOTHING: _calling(options, _first_element, *operands),
-        _FLOAT: _calling(options, step_in_float, cotangent, *operands),
-        _QUANTIZED: _calling(options, step, cotangent, alone.state, *operands),
+        _NOTHING: functools.partial(_first_element, *operands),
+        _FLOAT: functools.partial(step_in_float, cotangent, *operands),
+        _QUANTIZED: functools.partial(step, cotangent, alone.state, *operands),
     }
 
 
@@ -294,21 +293,28 @@ def _first_element(*operands: Any) -> jax.Array:
     return jax.tree.leaves(operands)[0].reshape(-1)[:1]
 
 
-def _calling(
-    options: Options, function: Callable[..., Any], *operands: Any
+def _compiled(
+    call: functools.partial[Any], options: dict[str, str]
 ) -> Callable[[], Any]:
     """Returns a call of a compiled function, with arguments that need no flattening."""
-    leaves, structure = jax.tree.flatten(operands)
+    leaves, structure = jax.tree.flatten(call.args)
 
     def run(*leaves: Any) -> Any:
-        return jax.tree.leaves(function(*jax.tree.unflatten(structure, leaves)))
+        return jax.tree.leaves(call.func(*jax.tree.unflatten(structure, leaves)))
 
     jitted = jax.jit(run, keep_unused=True, compiler_options=options)
     return functools.partial(jitted, *leaves)
 
 
-def _times(programs: Programs, seconds: float) -> Times:
-    """Returns the median time of each program's calls, less that of `_NOTHING`."""
+def _times(calls: Calls, options: dict[str, str], seconds: float) -> Times:
+    """Returns the median time of each call, less that of `_NOTHING`.
+
+    Args:
+        calls: result of `_serving_calls` or `_training_calls`.
+        options: options for the compiler.
+        seconds: time after which no further round starts.
+    """
+    programs = {name: _compiled(call, options) for name, call in calls.items()}
     for program in programs.values():
         jax.block_until_ready(program())
     taken: dict[str, list[float]] = {name: [] for name in programs}

@@ -43,7 +43,6 @@ class _Instruction:
 
 
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\(([^()]*)\)")
-_CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
 _CONTRACTING = {
     side: re.compile(
         rf"{side}_contracting_dims=\{{([\d,]*)\}}|"
@@ -79,24 +78,23 @@ def _executed(
     for one in instructions.values():
         if one.opcode in _FREE or one.opcode.endswith("-done"):
             continue
-        called = [match[1] for match in _CALLED.finditer(one.line)]
+        called = loops.called(one.line)
         if one.opcode == "while":
+            _, body = called
             trips = loops.trip_count(one.line, computation, text)
-            yield from _executed(called[0], text, times * trips)
+            yield from _executed(body, text, times * trips)
         elif one.opcode in ("call", "async-start"):
             yield from _executed(called[0], text, times)
         elif one.opcode == "conditional":
-            yield from _cheapest_branch(one, text, times)
+            branches = [list(_executed(name, text, times)) for name in called]
+            yield from min(branches, key=_bytes_moved)
         else:
             inside = _instructions(text[called[0]]) if one.opcode == "fusion" else {}
             yield _kernel(one, instructions, inside, times)
 
 
-def _cheapest_branch(
-    one: _Instruction, text: Mapping[str, Sequence[str]], times: int
-) -> list[Kernel]:
-    branches = [list(_executed(name, text, times)) for name in loops.called(one.line)]
-    return min(branches, key=lambda found: sum(x.times * x.bytes for x in found))
+def _bytes_moved(found: Sequence[Kernel]) -> int:
+    return sum(one.times * one.bytes for one in found)
 
 
 def _instructions(lines: Sequence[str]) -> dict[str, _Instruction]:
