@@ -24,6 +24,7 @@ class Noise(abc.ABC):
                 noise.
             seed: uint32 of shape ``(2,)``, or ``(2, *channels)`` with one seed for each
                 channel, where `channels` has the rank of `shape` and broadcasts to it.
+                Seeds of channels differ, but may be similar numbers.
 
         Returns:
             uint32 of `shape`.

@@ -5,7 +5,6 @@ inside the rounding itself.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,9 +22,8 @@ class CounterHash(base.Noise):
     """A hash of each element's index and the seed, computed inside the rounding.
 
     For an element at index ``i`` in row-major order and a seed ``(s0, s1)``, the bits
-    are ``mix((n * s1 + i) ^ s0) * (s1 | 1)`` modulo 2^32, where ``n`` is the number of
-    elements per index of the first axis, and ``mix`` is an integer mixer with two
-    multiplications: a counter-based generator, like those of Salmon et al. 2011,
+    are ``mix(i + s0) * (s1 | 1)`` modulo 2^32, where ``mix`` is an integer mixer with
+    two multiplications: a counter-based generator, like those of Salmon et al. 2011,
     "Parallel random numbers: as easy as 1, 2, 3", but with far fewer steps. It takes no
     memory and hardly any time, and is not for cryptography.
 
@@ -48,11 +46,7 @@ def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     Returns:
         uint32 of `shape`; the high bits are the most random.
     """
-    # Without the second word, all seeds would give permutations of the same bits. The
-    # high bits of a product depend on all bits of both factors.
-    if seed.ndim == 1:
-        return _bits_of(shape, seed)
-    return _RandomBits(shape)(seed)
+    return _bits_of(shape, seed) if seed.ndim == 1 else _RandomBits(shape)(seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,44 +67,33 @@ class _RandomBits(TargetDependent):
 
 def _bits_of(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     first, second = (lax.index_in_dim(seed, i, keepdims=False) for i in (0, 1))
-    index = [lax.broadcasted_iota(jnp.uint32, shape, i) for i in range(len(shape))]
-    return _HASH(first, second, *index, *map(_as_uint32, shape))
+    return _HASH(_position(shape, first), second)
 
 
-def _hash(first: jax.Array, second: jax.Array, *index: jax.Array) -> jax.Array:
-    """Hashes each element's position, and the words of its seed.
-
-    Args:
-        first: first word.
-        second: second word.
-        index: index of each element along each axis, followed by the size of each axis.
-    """
-    rank = len(index) // 2
-    position = _position(index[:rank], index[rank:], first=second)
-    bits = mixer.mix(lax.bitwise_xor(position, first))
-    return lax.mul(bits, lax.bitwise_or(second, np.uint32(1)))
+def _hash(position: jax.Array, second: jax.Array) -> jax.Array:
+    # Without the second word, seeds would give shifts of the same bits. The high bits
+    # of a product depend on all bits of both factors.
+    return lax.mul(mixer.mix(position), lax.bitwise_or(second, np.uint32(1)))
 
 
 _HASH = Elementwise(_hash)
 
 
-def _position(
-    index: Sequence[jax.Array], sizes: Sequence[jax.Array], first: jax.Array
-) -> jax.Array:
-    """Each element's position in row-major order, plus `first`, modulo 2^32.
+def _position(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
+    """Adds each element's index in row-major order to `first`, modulo 2^32.
 
-    Every step depends on `first`: XLA hoists constants out of a loop, and would keep an
-    array of indices in memory for as long as the loop runs.
+    Every array of `shape` depends on `first`: XLA hoists constants out of a loop, and
+    would keep an array of indices in memory for as long as the loop runs.
     """
-    position = first
-    for axis, (place, size) in enumerate(zip(index, sizes, strict=True)):
-        if axis > 0:  # The size of the first axis does not matter.
-            position = lax.mul(position, size)
-        position = lax.add(position, place)
+    position, stride = jnp.broadcast_to(first, shape), np.uint32(1)
+    for axis, size in reversed([*enumerate(shape)]):
+        along = lax.broadcasted_iota(jnp.uint32, (size,), 0) * stride
+        position += lax.broadcast_in_dim(along, shape, (axis,))
+        stride = stride * _as_uint32(size)
     return position
 
 
 def _as_uint32(size: Any) -> Any:
     if isinstance(size, int):
-        return np.uint32(size)
+        return np.uint32(size & 0xFFFFFFFF)
     return jnp.asarray(size).astype(jnp.uint32)

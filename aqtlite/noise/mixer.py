@@ -14,9 +14,13 @@ def mix(x: jax.Array) -> jax.Array:
     It has the form of MurmurHash3's finalizer, with the constants of C. Wellons' "hash
     prospector" (lowbias32).
     """
-    x = lax.mul(_with_high_bits(x, 16), np.uint32(0x7FEB352D))
-    x = lax.mul(_with_high_bits(x, 15), np.uint32(0x846CA68B))
+    x = lax.mul(_with_high_bits(multiply(x), 15), np.uint32(0x846CA68B))
     return _with_high_bits(x, 16)
+
+
+def multiply(x: jax.Array) -> jax.Array:
+    """Does the first step of `mix`, a bijection: high bits reach low bits, and back."""
+    return lax.mul(_with_high_bits(x, 16), np.uint32(0x7FEB352D))
 
 
 def _with_high_bits(x: jax.Array, distance: int) -> jax.Array:

@@ -62,28 +62,23 @@ def seed_from_bounds(
         others: further float32 arrays that distinguish channels, such as the scales of
             the forward pass; each broadcasts to the shape of `bound`. Their order
             matters.
-        salt: number to fold in (`fold_in`), or None.
+        salt: number that gives other seeds, not negative; None for none.
 
     Returns:
-        uint32 of shape ``(2, *bound.shape)``, computed once per channel, and not again
-        for each element.
+        uint32 of shape ``(2, *bound.shape)``. Other values give other seeds, whose bits
+        are not random: a source of noise mixes them.
     """
-
-    def seed_of(*bounds: jax.Array) -> jax.Array:
-        return exact.fusion_barrier(_two_words(_HASH(*bounds), salt))
-
-    return exact.on_squeezed(seed_of, bound, *others)
+    word = exact.on_squeezed(Elementwise(_combined, (salt,)), bound, *others)
+    return jnp.stack([word, lax.mul(word, np.uint32(mixer.GOLDEN))])
 
 
-def _hash(*values: jax.Array) -> jax.Array:
-    words = (lax.bitcast_convert_type(x, jnp.uint32) for x in values)
-    total = mixer.mix(lax.add(next(words), np.uint32(mixer.GOLDEN)))
-    for word in words:
-        total = mixer.mix(lax.add(total, word))
+def _combined(salt: int | None, *values: jax.Array) -> jax.Array:
+    first, *others = (lax.bitcast_convert_type(x, jnp.uint32) for x in values)
+    order = 1 if salt is None else salt + 2
+    total = lax.add(first, np.uint32((mixer.GOLDEN * order) & 0xFFFFFFFF))
+    for word in others:
+        total = lax.add(mixer.multiply(total), word)
     return total
-
-
-_HASH = Elementwise(_hash)
 
 
 def fold_in(seed: jax.Array, salt: int) -> jax.Array:
@@ -96,14 +91,8 @@ def _folded(salt: int, seed: jax.Array) -> jax.Array:
     return mixer.mix(lax.add(seed, word))
 
 
-def _two_words(total: jax.Array, salt: int | None = None) -> jax.Array:
-    words = np.array([1, mixer.GOLDEN], np.uint32).reshape(2, *(1,) * total.ndim)
-    return Elementwise(_added, (salt,))(lax.expand_dims(total, (0,)), words)
-
-
-def _added(salt: int | None, total: jax.Array, word: jax.Array) -> jax.Array:
-    seed = mixer.mix(lax.add(total, word))
-    return seed if salt is None else _folded(salt, seed)
+def _two_words(total: jax.Array) -> jax.Array:
+    return mixer.mix(total + np.array([1, mixer.GOLDEN], np.uint32))
 
 
 def shared_along(seed: jax.Array, axes: Iterable[int]) -> jax.Array:
