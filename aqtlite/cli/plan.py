@@ -43,8 +43,8 @@ _MEASURES = {"serving": measure_serving, "training": measure_training}
 
 def _measured(plan: Plan, purpose: str) -> Measurement:
     """Measures contractions whose times the user's cache does not hold yet."""
-    folder = kept_times.user_folder()
     try:
+        folder = kept_times.user_folder()
         measured = _MEASURES[purpose](plan, cache_dir=folder)
     except OSError as error:
         output.messages().print(f"the times are not kept: {error}", soft_wrap=True)

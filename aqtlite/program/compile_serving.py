@@ -1,7 +1,7 @@
 """Serving programs: compiled once, with variables flattened and packed once."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,7 +64,7 @@ def compile_serving(
     function: Callable[..., Any],
     serving: Any,
     *args: Any,
-    donate_argnums: Sequence[int] = (),
+    donate_argnums: int | Sequence[int] = (),
     **kwargs: Any,
 ) -> ServingProgram:
     """Compiles a function of serving variables for calls with little Python overhead.
@@ -97,19 +97,17 @@ def compile_serving(
             `convert_function` returned, or any function around them.
         serving: serving variables, a pytree of arrays.
         *args: its other arguments, or their shapes (`jax.ShapeDtypeStruct`).
-        donate_argnums: arguments of `function` to donate, such as a KV cache, numbered
-            as in `jax.jit`; `serving`, number 0, cannot be donated.
+        donate_argnums: argument or arguments of `function` to donate, such as a KV
+            cache, numbered as in `jax.jit`; `serving`, number 0, cannot be donated.
         **kwargs: as `args`.
 
     Raises:
         TypeError: if `serving` holds anything but `jax.Array`.
-        ValueError: if `donate_argnums` has number 0, or if an int4 weight is on several
-            CPU devices.
+        ValueError: if `donate_argnums` has number 0 or of no argument, if a shape is
+            symbolic, or if an int4 weight is on several CPU devices.
     """
-    if 0 in donate_argnums:
-        raise ValueError(
-            "donate_argnums names 0, the serving variables: later calls need them"
-        )
+    donated = _donated(donate_argnums, 1 + len(args))
+    _check_sizes(args, kwargs)
     leaves, structure = jax.tree.flatten(serving)
     for leaf in leaves:
         if not isinstance(leaf, jax.Array):
@@ -122,7 +120,7 @@ def compile_serving(
     def run(leaves: tuple[jax.Array, ...], *args: Any, **kwargs: Any) -> Any:
         return function(jax.tree.unflatten(structure, leaves), *args, **kwargs)
 
-    jitted = jax.jit(run, donate_argnums=donate_argnums)
+    jitted = jax.jit(run, donate_argnums=donated)
     given: Any = tuple(leaves)
     shapes = jax.tree.map(_shape_of, (given, *args)), jax.tree.map(_shape_of, kwargs)
     with jax.disable_jit(False):
@@ -133,7 +131,7 @@ def compile_serving(
         if found is not None:
             given = found.variables
             function_of_packed = _with_structure(found, traced)
-            traced = jax.jit(function_of_packed, donate_argnums=donate_argnums).trace(
+            traced = jax.jit(function_of_packed, donate_argnums=donated).trace(
                 given, *args, **kwargs
             )
         compiled = traced.lower().compile(compiler_options=options)
@@ -155,6 +153,39 @@ def _check_platforms(platforms: Sequence[str]) -> None:
     for name in platforms:
         if name not in known:
             raise ValueError(f"no platform {name!r} is known, only {listed}")
+
+
+def _donated(argnums: int | Sequence[int], count: int) -> list[int]:
+    """Returns the numbers of arguments to donate, counted from the first one.
+
+    Args:
+        argnums: the numbers as given; negative ones count from the last.
+        count: number of positional arguments, with the serving variables.
+    """
+    found = []
+    for number in [argnums] if isinstance(argnums, int) else argnums:
+        if not -count <= number < count:
+            raise ValueError(
+                f"donate_argnums names {number}, and there are {count} positional "
+                "arguments, the serving variables among them"
+            )
+        found.append(number % count)
+    if 0 in found:
+        raise ValueError(
+            f"donate_argnums={argnums!r} names the serving variables, argument 0: "
+            "later calls need them"
+        )
+    return found
+
+
+def _check_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises ValueError for shapes that `jax.export` leaves open."""
+    for x in jax.tree.leaves((args, kwargs)):
+        if not all(isinstance(n, int) for n in jnp.shape(x)):
+            raise ValueError(
+                f"compile_serving got an argument of the symbolic shape {x.shape}: "
+                "compile for each size, or export the function by jax.export"
+            )
 
 
 def _check_places(leaf: jax.Array) -> None:

@@ -143,10 +143,16 @@ def user_folder() -> pathlib.Path:
 
     ``XDG_CACHE_HOME`` stands for ``~/.cache`` if it is an absolute path (XDG Base
     Directory Specification).
+
+    Raises:
+        FileNotFoundError: if the user has no home, as in some containers.
     """
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():
-        cache = pathlib.Path("~/.cache").expanduser()
+        try:
+            cache = pathlib.Path.home() / ".cache"
+        except RuntimeError as error:
+            raise FileNotFoundError(f"{error}: set HOME or XDG_CACHE_HOME") from error
     return cache / "aqtlite"
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 import os
 import statistics
 import time
@@ -75,7 +76,7 @@ def measure_serving(
     Raises:
         TypeError: if `plan` is not a plan, or `seconds` no number.
         ValueError: if the plan quantizes nothing, if a contraction has a symbolic
-            shape, or if `seconds` is not positive.
+            shape, or if `seconds` is not positive or not finite.
         OSError: if `cache_dir` cannot be written.
     """
     return _measure(plan, "serving", _serving_calls, seconds, cache_dir)
@@ -113,7 +114,7 @@ def measure_training(
     Raises:
         TypeError: if `plan` is not a plan, or `seconds` no number.
         ValueError: if the plan quantizes nothing, if a contraction has a symbolic
-            shape, or if `seconds` is not positive.
+            shape, or if `seconds` is not positive or not finite.
         OSError: if `cache_dir` cannot be written.
     """
     return _measure(plan, "training", _training_calls, seconds, cache_dir)
@@ -133,8 +134,8 @@ def _measure(
         )
     if not isinstance(seconds, int | float):
         raise TypeError(f"seconds must be a number, got {seconds!r}")
-    if not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds!r}")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds must be positive and finite, got {seconds!r}")
     if not plan.quantized():
         raise ValueError(
             "nothing to measure: the plan quantizes no contraction" + plan.reasons()
@@ -152,7 +153,8 @@ def _measure(
         what = f"{purpose} {options} {_text(several[0])}"
         times = None if kept is None else kept.find(what, seconds)
         if times is None:
-            times = _times(calls_of(_Alone(several[0])), options, seconds)
+            with jax.disable_jit(False):
+                times = _times(calls_of(_Alone(several[0])), options, seconds)
             if kept is not None:
                 kept.keep(what, times)
         measured.append(

@@ -151,6 +151,19 @@ def test_times_are_kept_for_the_next_call(planned, tmp_path):
     assert planned(*options)[1] != first
 
 
+def test_a_user_without_a_home(planned, monkeypatch):
+    def no_user(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", no_user)
+    options = ("--preset", "qat", "--measure", "serving")
+    code, out, err = planned("of_nnx", *options)
+    assert code == 0 and out.startswith("serving on ")
+    assert "the times are not kept" in err and "set HOME or XDG_CACHE_HOME" in err
+
+
 def test_times_that_cannot_be_kept(planned, tmp_path):
     (tmp_path / "cache").write_text("a file")
     options = ("--preset", "qat", "--measure", "serving")

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from jax import export
 
 import aqtlite
 from aqtlite import config
@@ -118,5 +119,26 @@ def test_variables_are_arrays_and_not_donated():
     with pytest.raises(TypeError, match="got ShapeDtypeStruct among them"):
         shapes = jax.eval_shape(lambda one: one, serving)
         aqtlite.compile_serving(function, shapes, X)
-    with pytest.raises(ValueError, match="donate_argnums names 0"):
-        aqtlite.compile_serving(function, serving, X, donate_argnums=(0,))
+    for numbers in (0, (0,), (1, -2)):
+        with pytest.raises(ValueError, match="names the serving variables, argument 0"):
+            aqtlite.compile_serving(function, serving, X, donate_argnums=numbers)
+    for numbers in (2, (-3,)):
+        with pytest.raises(ValueError, match="names -?[23], and there are 2 posit"):
+            aqtlite.compile_serving(function, serving, X, donate_argnums=numbers)
+
+
+@pytest.mark.parametrize("number", [1, -1])
+def test_an_argument_is_donated_by_its_number(number):
+    program = aqtlite.compile_serving(
+        lambda w, x: x @ w, jnp.ones((8, 8)), X, donate_argnums=number
+    )
+    donated = X + 0
+    program(donated)
+    assert donated.is_deleted()
+    assert not X.is_deleted()
+
+
+def test_symbolic_shapes_are_refused():
+    rows = jax.ShapeDtypeStruct(export.symbolic_shape("b, 8"), jnp.float32)
+    with pytest.raises(ValueError, match="symbolic shape .b, 8.: compile for each"):
+        aqtlite.compile_serving(lambda w, x: x @ w, jnp.ones((8, 8)), rows)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import export, lax
 
 import aqtlite
 import aqtlite.flax.nnx
-from aqtlite import Rule, config, rules
+from aqtlite import Rule, calibration, config, rules
 from tests.common import nearest
 
 pytestmark = pytest.mark.code("quick")
@@ -252,11 +253,32 @@ def test_injected_configs_are_measured_and_no_rule_is_made_for_them():
     assert made.min_size == 0
 
 
+@config.register
+@dataclasses.dataclass(frozen=True)
+class Counted(calibration.AbsMax):
+    """Counts how often it is run by Python: once for each compiled program."""
+
+    runs: ClassVar[list] = []
+
+    def bound(self, *args, **kwargs):
+        self.runs.append(args)
+        return super().bound(*args, **kwargs)
+
+
+def test_calls_are_compiled_where_jit_is_disabled():
+    cfg = config.update(INT8, {"fwd.*.calibration": Counted()})
+    plan = aqtlite.plan(jnp.matmul, X, X.T, rules=cfg)
+    with jax.disable_jit():
+        aqtlite.measure_serving(plan, seconds=1e-3)
+    assert len(Counted.runs) == 2
+
+
 def test_mistakes():
     with pytest.raises(ValueError, match="nothing to measure.*\n  layer_0: no rule"):
         aqtlite.measure_serving(planned([]))
-    with pytest.raises(ValueError, match="seconds must be positive, got 0"):
-        aqtlite.measure_training(planned(), seconds=0)
+    for seconds in (0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"positive and finite, got {seconds}"):
+            aqtlite.measure_training(planned(), seconds=seconds)
     with pytest.raises(TypeError, match="seconds must be a number, got '1'"):
         aqtlite.measure_training(planned(), seconds="1")
     with pytest.raises(TypeError, match="takes a plan.*got QuantizedFunction"):
