@@ -67,8 +67,8 @@ class DotGeneralRaw(representation.CompactRepr):
     exchange partial sums in this dtype: bfloat16 takes half of int32's bytes, and is
     not exact. On GPUs, products of bfloat16 or fp8 write bfloat16 themselves, as those
     of bfloat16 layers do: sums in float32, rounded once, and equal to other platforms'
-    up to the order of the sums and one unit of bfloat16. Products of int8 write int32
-    there, and XLA may scale them without rounding."""
+    up to the order of the sums and one unit of bfloat16. Sums of int8 are rounded there
+    as they are scaled, since cuBLASLt writes int32, or in the product by Triton."""
 
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""

@@ -78,26 +78,8 @@ class Contraction(abc.ABC):
     ) -> jax.Array:
         """Contracts in the form for a target."""
 
-    def rounded_on_gpu(
-        self,
-        target: Target,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        precision: lax.PrecisionLike,
-        dtype: np.dtype,
-    ) -> jax.Array:
-        """Contracts floats in the form for a GPU, and rounds the sums to `dtype`.
-
-        XLA:GPU drops a conversion to bfloat16 that is converted back to float32.
-        """
-        return self.on_target(target, lhs, rhs, precision).astype(dtype)
-
     def sums(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        precision: lax.PrecisionLike = None,
-        dtype: np.dtype | None = None,
+        self, lhs: jax.Array, rhs: jax.Array, precision: lax.PrecisionLike = None
     ) -> jax.Array:
         """Contracts in the form for the target, and sums floats in at least float32.
 
@@ -105,13 +87,37 @@ class Contraction(abc.ABC):
             lhs: int4, int8 or floating.
             rhs: int4 or int8 for integers, the dtype of lhs for floats.
             precision: as in `lax.dot_general`.
-            dtype: float dtype to which the sums of floats are rounded; None for none.
 
         Returns:
-            int32, at least float32, or `dtype`.
+            int32, or at least float32.
         """
         leaves, structure = jax.tree.flatten(self)
-        return _Sums(structure, precision, dtype)(lhs, rhs, *leaves)
+        return _Sums(structure, precision)(lhs, rhs, *leaves)
+
+    def sums_in(
+        self,
+        dtype: np.dtype | None,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        precision: lax.PrecisionLike = None,
+    ) -> jax.Array:
+        """Contracts as `sums`, and rounds the sums to a float dtype; None for none."""
+        if dtype is None:
+            return self.sums(lhs, rhs, precision)
+        leaves, structure = jax.tree.flatten(self)
+        return _RoundedSums(structure, dtype, precision)(lhs, rhs, *leaves)
+
+    def rounded_on_gpu(
+        self,
+        target: Target,
+        dtype: np.dtype,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        precision: lax.PrecisionLike,
+    ) -> jax.Array:
+        """The form of `sums_in` for a GPU, which rounds in the product if it can."""
+        del target
+        return exact.rounded(self.sums(lhs, rhs, precision), dtype)
 
     def sums_of_digits(
         self, lhs: jax.Array, rhs: jax.Array, split: Split
@@ -189,9 +195,12 @@ class Contraction(abc.ABC):
     def narrow(
         self, lhs: jax.Array, rhs: jax.Array, dtype: np.dtype | None = None
     ) -> jax.Array:
-        """Contracts floats of 8 bits on GPUs and TPUs; bfloat16 holds them."""
+        """Contracts floats of 8 bits on GPUs and TPUs; bfloat16 holds them.
+
+        The sums are rounded as by `sums_in`.
+        """
         left, right = lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16)
-        return self.sums(left, right, dtype=dtype)
+        return self.sums_in(dtype, left, right)
 
     def narrow_on_cpu(
         self, lhs: jax.Array, rhs: jax.Array, is_whole: bool
@@ -211,12 +220,10 @@ class _Sums(TargetDependent):
     """Pytree structure of the contraction."""
 
     precision: lax.PrecisionLike
-    dtype: np.dtype | None
-    """Float dtype to which the sums are rounded; None for none."""
 
     def reference(self, lhs, rhs, *leaves):
         contraction = jax.tree.unflatten(self.structure, leaves)
-        return self._rounded(contraction.anywhere(lhs, rhs, self.precision))
+        return contraction.anywhere(lhs, rhs, self.precision)
 
     def packing(self, known, types):
         lhs, rhs, *leaves = types
@@ -229,11 +236,27 @@ class _Sums(TargetDependent):
             # XLA:CPU has few kernels that sum 16-bit floats in float32.
             wide = jnp.promote_types(lhs.dtype, jnp.float32)
             lhs, rhs = lhs.astype(wide), rhs.astype(wide)
-        if target.is_gpu and self.dtype is not None:
-            return contraction.rounded_on_gpu(
-                target, lhs, rhs, self.precision, self.dtype
-            )
-        return self._rounded(contraction.on_target(target, lhs, rhs, self.precision))
+        return contraction.on_target(target, lhs, rhs, self.precision)
 
-    def _rounded(self, sums: jax.Array) -> jax.Array:
-        return sums if self.dtype is None else sums.astype(self.dtype)
+
+@dataclasses.dataclass(frozen=True)
+class _RoundedSums(TargetDependent):
+    """The sums of a contraction, rounded to a float dtype."""
+
+    is_composite = True
+
+    structure: Any
+    """Pytree structure of the contraction."""
+
+    dtype: np.dtype
+    precision: lax.PrecisionLike
+
+    def reference(self, lhs, rhs, *leaves):
+        contraction = jax.tree.unflatten(self.structure, leaves)
+        return contraction.sums(lhs, rhs, self.precision).astype(self.dtype)
+
+    def lowered(self, target, lhs, rhs, *leaves):
+        if not target.is_gpu:
+            return self.reference(lhs, rhs, *leaves)
+        contraction = jax.tree.unflatten(self.structure, leaves)
+        return contraction.rounded_on_gpu(target, self.dtype, lhs, rhs, self.precision)

@@ -43,11 +43,11 @@ class Conv(Contraction):
         lhs, rhs = plain.without_int4(lhs, rhs)
         return polyphase.conv(lhs, rhs, self.convolution, run)
 
-    def sums(self, lhs, rhs, precision=None, dtype=None):
+    def sums(self, lhs, rhs, precision=None):
         shape = self.convolution.output_shape(lhs.shape, rhs.shape)
         if 0 in (*lhs.shape, *rhs.shape, *shape):
-            return jnp.zeros(shape, dtype or plain.accumulator(lhs))
-        return super().sums(lhs, rhs, precision, dtype)
+            return jnp.zeros(shape, plain.accumulator(lhs))
+        return super().sums(lhs, rhs, precision)
 
     def products(self, lhs, rhs):
         return 0 if 0 in (*lhs, *rhs) else self.convolution.products(rhs)

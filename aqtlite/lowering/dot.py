@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding
 
 from aqtlite.lowering import cpu, digits, gpu, narrow, packed_dot, plain, tpu
 from aqtlite.lowering.contraction import Contraction
-from aqtlite.lowering.target import TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import before_transposition
 
@@ -74,27 +73,31 @@ class Dot(Contraction):
             return self._plain(lhs, rhs, precision)
         return cpu.dot(lhs, rhs, self.dims)
 
-    def rounded_on_gpu(self, target, lhs, rhs, precision, dtype):
+    def sums(self, lhs, rhs, precision=None):
+        if self.order is not None:
+            return self._unordered().sums(lhs, rhs, precision).transpose(self.order)
+        if self._is_plain(lhs, rhs):
+            return self._plain(lhs, rhs, precision)
+        return super().sums(lhs, rhs, precision)
+
+    def rounded_on_gpu(self, target, dtype, lhs, rhs, precision):
         """Has the product round its sums as it writes them.
 
         GPUs have such products of bfloat16 and of floats of 8 bits, to bfloat16.
         """
+        if self.order is not None:
+            dot = self._unordered()
+            out = dot.rounded_on_gpu(target, dtype, lhs, rhs, precision)
+            return out.transpose(self.order)
+        is_whole = target.partitions == 1 and self.out_sharding is None
+        if is_whole and not _is_float(lhs):
+            return gpu.dot(lhs, rhs, self.dims, target, dtype)
         is_narrow = lhs.dtype == jnp.bfloat16 or _is_float8(lhs)
         if dtype != jnp.bfloat16 or not is_narrow:
-            return super().rounded_on_gpu(target, lhs, rhs, precision, dtype)
-        if _is_float8(lhs) and target.partitions == 1 and self.out_sharding is None:
+            return super().rounded_on_gpu(target, dtype, lhs, rhs, precision)
+        if is_whole and _is_float8(lhs):
             return gpu.dot_of_float8(lhs, rhs, self.dims, target, precision, dtype)
         return plain.dot(lhs, rhs, self.dims, self.out_sharding, precision, dtype)
-
-    def sums(self, lhs, rhs, precision=None, dtype=None):
-        if self.order is not None:
-            unordered = self._unordered().sums(lhs, rhs, precision, dtype)
-            return unordered.transpose(self.order)
-        if not self._is_plain(lhs, rhs):
-            return super().sums(lhs, rhs, precision, dtype)
-        if dtype is None or dtype == plain.accumulator(lhs):
-            return self._plain(lhs, rhs, precision)
-        return _Rounded(self, precision, dtype)(lhs, rhs)
 
     def sums_of_digits(self, lhs, rhs, split):
         """Contracts all digits at once, as remaining axes."""
@@ -193,7 +196,7 @@ class Dot(Contraction):
         the highest precision does XLA have cuBLASLt accumulate such sums in float32
         ("CUBLASLT_MATMUL_DESC_FAST_ACCUM").
         """
-        return self.sums(lhs, rhs, lax.Precision.HIGHEST, dtype)
+        return self.sums_in(dtype, lhs, rhs, lax.Precision.HIGHEST)
 
     def narrow_on_cpu(self, lhs, rhs, is_whole):
         """Contracts floats of 8 bits, in bfloat16 where that is faster than float32."""
@@ -254,23 +257,6 @@ class Dot(Contraction):
         shape = dn.output_shape(self.dims, lhs.shape, rhs.shape)
         has_rows = math.prod(shape[:rank]) > _BLOCK_ROWS
         return has_rows and 3 * math.prod(shape) > _FEW_SUMS
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rounded(TargetDependent):
-    """Rounded sums in the plain form, which GPUs round in the product."""
-
-    dot: Dot
-    precision: lax.PrecisionLike
-    dtype: np.dtype
-
-    def reference(self, lhs, rhs):
-        return self.dot.anywhere(lhs, rhs, self.precision).astype(self.dtype)
-
-    def lowered(self, target, lhs, rhs):
-        if not target.is_gpu:
-            return self.reference(lhs, rhs)
-        return self.dot.rounded_on_gpu(target, lhs, rhs, self.precision, self.dtype)
 
 
 def _is_float(x: jax.Array) -> bool:

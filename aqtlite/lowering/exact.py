@@ -205,6 +205,17 @@ def float32(x: jax.Array) -> jax.Array:
     return wide
 
 
+def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Converts `x` to a float dtype, and keeps XLA from skipping the rounding.
+
+    XLA drops a conversion to bfloat16 that is converted back to float32. The rounding
+    is repeated in what reads the result, because Triton's products write the result of
+    a conversion, but not that of a reduction of precision.
+    """
+    narrow = lax.convert_element_type(x, dtype)
+    return lax.convert_element_type(float32(narrow), dtype)
+
+
 # Floats from 2^23 to 2^24 are the integers, in the order of their bits: adding this one
 # rounds, and leaves the integer in the lowest bits. A conversion, which checks for NaN
 # and overflow, takes longer.

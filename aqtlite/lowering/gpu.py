@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import layouts, plain
+from aqtlite.lowering import exact, layouts, plain
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 
@@ -36,13 +36,20 @@ def is_plain(
 
 
 def dot(
-    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, target: Target
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: dn.DimensionNumbers,
+    target: Target,
+    dtype: np.dtype | None = None,
 ) -> jax.Array:
     """Contracts int4 and int8 to int32, transposed, and padded to multiples of 16.
 
     The number of products and the number of rhs's columns are padded, by padding the
     last of their axes. A single row or column is not: a product with a vector needs no
     matrix unit.
+
+    Sums rounded to `dtype` may be fused into the product: Triton writes them in place
+    of int32. Others are kept apart, since XLA would have a pass for their conversion.
     """
     lhs, rhs = widened(lhs, target), widened(rhs, target)
     (lhs_ca, rhs_ca), (_, rhs_ba) = dims
@@ -56,11 +63,13 @@ def dot(
     if extra:
         rhs = plain.with_zeros(rhs, columns[-1], extra)
     lhs, rhs, dims = _contracting_last(lhs, rhs, dims, target)
-    # Otherwise XLA fuses the next conversion into the product, as an extra pass.
-    out = lax.optimization_barrier(plain.dot(lhs, rhs, dims))
+    out = plain.dot(lhs, rhs, dims)
+    if dtype is None:
+        out = lax.optimization_barrier(out)
     if target.takes_layouts:  # Transposed, if at all, as they are converted.
         out = layouts.row_major(out)
-    return lax.slice(out, (0,) * out.ndim, shape)
+    out = lax.slice(out, (0,) * out.ndim, shape)
+    return out if dtype is None else exact.rounded(out, dtype)
 
 
 def dot_of_float8(

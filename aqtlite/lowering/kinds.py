@@ -104,7 +104,8 @@ class Integers(Kind):
     """
 
     accumulator: np.dtype | None = None
-    """Float dtype of totals that may not fit int32; None for float32."""
+    """Float dtype to which sums are rounded. None: sums are int32, and totals that may
+    not fit it float32."""
 
     def __call__(self, contraction, lhs, rhs):
         contraction, lhs, rhs = contraction.in_best_order(lhs, rhs)
@@ -117,6 +118,8 @@ class Integers(Kind):
                 return long_sums.of_pieces(
                     contraction, left.values, right.values, limit, self.accumulator
                 )
+            if self.accumulator is not None:
+                return contraction.sums_in(self.accumulator, left.values, right.values)
         return _sums(contraction, left, right)
 
 
@@ -216,7 +219,7 @@ class Floats(Kind):
     def __call__(self, contraction, lhs, rhs):
         dtype = jnp.promote_types(lhs.values.dtype, rhs.values.dtype)
         left, right = lhs.values.astype(dtype), rhs.values.astype(dtype)
-        return contraction.sums(left, right, self.precision, self.accumulator)
+        return contraction.sums_in(self.accumulator, left, right, self.precision)
 
 
 def _is_float(x: DotInput) -> bool:

@@ -38,10 +38,9 @@ class Ragged(Contraction):
     def on_target(self, target, lhs, rhs, precision):
         return self._of_stacks(target, lhs, rhs, self.axes_of)
 
-    def sums(self, lhs, rhs, precision=None, dtype=None):
+    def sums(self, lhs, rhs, precision=None):
         del precision  # A quantized `ragged_dot` takes no precision.
-        sums = self.sums_of_digits(lhs, rhs, (False, False))[0][0]
-        return sums if dtype is None else sums.astype(dtype)
+        return self.sums_of_digits(lhs, rhs, (False, False))[0][0]
 
     def sums_of_digits(self, lhs, rhs, split):
         """Contracts all digits at once, stacked along a leading axis."""

@@ -24,6 +24,7 @@ def bfloat16_sums(cfg: config.DotGeneral) -> config.DotGeneral:
 
 CONFIGS = {
     f"{AQTLITE}, int8": contestants.aqtlite_config(),
+    f"{AQTLITE}, int8, bfloat16 sums": bfloat16_sums(contestants.aqtlite_config()),
     f"{AQTLITE}, fp8": config.fp8(),
     f"{AQTLITE}, fp8, bfloat16 sums": bfloat16_sums(config.fp8()),
     f"{AQTLITE}, weight-only int8": config.weight_only(8),

@@ -139,6 +139,22 @@ def test_products_round_their_sums_to_bfloat16(kind, left, right, dims):
     np.testing.assert_array_equal(rounded(lhs, rhs), want)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("kind, left, right", ROUNDED.values(), ids=ROUNDED)
+def test_other_platforms_round_the_result(kind, left, right, platform):
+    """Rounded earlier, before a transposition, CPUs give other bits."""
+    lhs, rhs = integers((4, 8, 32), left), integers((4, 8, 16), right)
+    dims, order = (((0, 1), (0, 1)), ((), ())), (1, 0)
+
+    def program(accumulator):
+        dot = lambda x, y: contract(  # noqa: E731
+            kind(accumulator=accumulator), x, y, dims, order
+        ).astype(BFLOAT16)
+        return lowered(dot, lhs, rhs, platform=platform)
+
+    assert program(BFLOAT16) == program(None)
+
+
 @pytest.mark.parametrize(
     "dtype, accumulator",
     [(jnp.float16, BFLOAT16), (jnp.float32, BFLOAT16), (jnp.bfloat16, "float32")],
@@ -149,6 +165,22 @@ def test_other_products_are_rounded_after_their_sums(dtype, accumulator):
     kind = lowering.Floats(accumulator=np.dtype(accumulator))
     program = lowered(lambda x: contract(kind, x, x, MATMUL), x)
     assert re.search(r"stablehlo.dot_general .*-> tensor<16x16xf32>", program)
+
+
+def test_rounded_sums_of_integers_may_be_fused_into_the_product():
+    lhs, rhs = integers((32, 32)), integers((32, 16))
+    rounded = lambda x, y: contract(  # noqa: E731
+        lowering.Integers(BFLOAT16), x, y, MATMUL
+    )
+    after = lowered(rounded, lhs, rhs).partition("stablehlo.dot_general")[2]
+    # XLA drops a conversion alone, and keeps this.
+    assert "stablehlo.reduce_precision" in after
+    assert "stablehlo.optimization_barrier" not in after
+    exact = lowered(lambda x, y: integer_dot(x, y, MATMUL), lhs, rhs)
+    after = exact.partition("stablehlo.dot_general")[2]
+    assert "stablehlo.optimization_barrier" in after
+    want = integer_dot(lhs, rhs, MATMUL).astype(BFLOAT16)
+    np.testing.assert_array_equal(rounded(lhs, rhs), want)
 
 
 @pytest.mark.parametrize("preset", [config.fp8, config.weight_only])
