@@ -75,8 +75,9 @@ def measure_serving(
 
     Raises:
         TypeError: if `plan` is not a plan, or `seconds` no number.
-        ValueError: if the plan quantizes nothing, if a contraction has a symbolic
-            shape, or if `seconds` is not positive or not finite.
+        ValueError: if the plan quantizes nothing, if JAX traces the caller, if a
+            contraction has a symbolic shape, or if `seconds` is not positive or not
+            finite.
         OSError: if `cache_dir` cannot be written.
     """
     return _measure(plan, "serving", _serving_calls, seconds, cache_dir)
@@ -113,8 +114,9 @@ def measure_training(
 
     Raises:
         TypeError: if `plan` is not a plan, or `seconds` no number.
-        ValueError: if the plan quantizes nothing, if a contraction has a symbolic
-            shape, or if `seconds` is not positive or not finite.
+        ValueError: if the plan quantizes nothing, if JAX traces the caller, if a
+            contraction has a symbolic shape, or if `seconds` is not positive or not
+            finite.
         OSError: if `cache_dir` cannot be written.
     """
     return _measure(plan, "training", _training_calls, seconds, cache_dir)
@@ -139,6 +141,11 @@ def _measure(
     if not plan.quantized():
         raise ValueError(
             "nothing to measure: the plan quantizes no contraction" + plan.reasons()
+        )
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise ValueError(
+            f"measure_{purpose} was called in a function that JAX traces, where "
+            "nothing runs: call it outside of jax.jit"
         )
     alike = collections.defaultdict(list)
     for one in plan.quantized():

@@ -283,6 +283,8 @@ def test_mistakes():
         aqtlite.measure_training(planned(), seconds="1")
     with pytest.raises(TypeError, match="takes a plan.*got QuantizedFunction"):
         aqtlite.measure_serving(aqtlite.quantize_function(jnp.matmul, INT8))
+    with pytest.raises(ValueError, match="call it outside of jax.jit"):
+        jax.jit(lambda x: aqtlite.measure_serving(planned()))(X)
     rows = jax.ShapeDtypeStruct(export.symbolic_shape("b, 8"), jnp.float32)
     plan = aqtlite.plan(
         jnp.matmul, X.T, rows.update(shape=(2, rows.shape[0])), rules=INT8
