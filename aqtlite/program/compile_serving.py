@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
+from aqtlite.lowering.target import Target
 from aqtlite.program import packed, undivided
 
 
@@ -73,12 +74,12 @@ def compile_serving(
     microseconds for models with many layers, as long as a token of a small model. This
     flattens it once.
 
-    On a CPU it also packs int8 weights where that makes calls faster: it lays them out
-    once, as XLA's kernels read them. Results stay equal, bit for bit. The program keeps
-    the packed weights in place of those of `serving`, in the same memory; both exist
-    for as long as the caller keeps `serving`. And it keeps XLA from dividing the loops
-    of small programs (arrays of up to 2^15 elements) among threads, which takes longer
-    than running them on one.
+    On a CPU it also packs int8 weights where that makes calls faster, and on a GPU fp8
+    weights: it lays them out once, as XLA's kernels read them. Results stay equal, bit
+    for bit. The program keeps the packed weights in place of those of `serving`, in the
+    same memory; both exist for as long as the caller keeps `serving`. And it keeps
+    XLA:CPU from dividing the loops of small programs (arrays of up to 2^15 elements)
+    among threads, which takes longer than running them on one.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp
@@ -125,9 +126,10 @@ def compile_serving(
     shapes = jax.tree.map(_shape_of, (given, *args)), jax.tree.map(_shape_of, kwargs)
     with jax.disable_jit(False):
         traced = jitted.trace(given, *args, **kwargs)
-        is_on_one_cpu = _is_on_one_cpu(given, args, kwargs)
-        options = undivided.options_for(traced.jaxpr) if is_on_one_cpu else {}
-        found = packed.pack(traced.jaxpr, given) if is_on_one_cpu else None
+        on = _one_device(given, args, kwargs)
+        is_on_cpu = on is not None and on.platform == "cpu"
+        options = undivided.options_for(traced.jaxpr) if is_on_cpu else {}
+        found = None if on is None else packed.pack(traced.jaxpr, given, on)
         if found is not None:
             given = found.variables
             function_of_packed = _with_structure(found, traced)
@@ -217,11 +219,15 @@ def _with_structure(
     return run
 
 
-def _is_on_one_cpu(*arguments: Any) -> bool:
-    """Whether arguments are on one CPU, which then runs the call on whole arrays."""
+def _one_device(*arguments: Any) -> Target | None:
+    """The CPU or GPU that arguments are on, if it is one; it sees whole arrays."""
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(arguments)]
     devices = {d for one in shardings if one is not None for d in one.device_set}
-    return len(devices) == 1 and {device.platform for device in devices} == {"cpu"}
+    if len(devices) != 1:
+        return None
+    # JAX names CUDA's devices and ROCm's alike, and both have the same forms.
+    platform = {"cpu": "cpu", "gpu": "cuda"}.get(next(iter(devices)).platform)
+    return None if platform is None else Target(platform, partitions=1)
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:

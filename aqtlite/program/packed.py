@@ -11,11 +11,10 @@ from jax.extend import core
 from aqtlite.jaxpr import analysis, equations, rewriting, sites, slicing, tracing
 from aqtlite.jaxpr.replacement import Replacement, Replacements
 from aqtlite.jaxpr.sites import Loop, Site
-from aqtlite.lowering import packing_of, target
+from aqtlite.lowering import packed_on_gpu, packing_of, target
 from aqtlite.lowering.packing import Packed, Packing
+from aqtlite.lowering.target import Target
 from aqtlite.shapes.sharding import shape_of, zeros
-
-_CPU = target.Target("cpu", partitions=1)
 
 # The primitives of equations that may have arguments to pack.
 _PRIMITIVES = ("dot_general", target.PRIMITIVE)
@@ -36,8 +35,10 @@ class PackedCall:
     """The packed variables, and the variables that are read as they are."""
 
 
-def pack(closed: core.ClosedJaxpr, variables: Sequence[jax.Array]) -> PackedCall | None:
-    """Packs the variables of a call that runs on one CPU; None if that gains nothing.
+def pack(
+    closed: core.ClosedJaxpr, variables: Sequence[jax.Array], on: Target
+) -> PackedCall | None:
+    """Packs the variables of a call that runs on one device; None if nothing is gained.
 
     Outputs are equal bit for bit: integers are laid out anew, and the only floats that
     are computed before the call are those whose consumers are compiled alike.
@@ -45,10 +46,11 @@ def pack(closed: core.ClosedJaxpr, variables: Sequence[jax.Array]) -> PackedCall
     Args:
         closed: the call, with the variables as its first inputs.
         variables: values of these inputs.
+        on: a CPU or GPU.
     """
     count = len(variables)
-    closed = _expanded(closed, count)
-    found = _find(closed, count)
+    closed = _expanded(closed, count, on)
+    found = _find(closed, count, on)
     if not found:
         return None
     first = {one.key: one for one in reversed(found)}
@@ -113,11 +115,12 @@ class _Found:
         return [self.packing.run(given, values)], None
 
 
-def _find(closed: core.ClosedJaxpr, count: int) -> list[_Found]:
+def _find(closed: core.ClosedJaxpr, count: int, on: Target) -> list[_Found]:
     """Returns the equations with an argument to pack, of the first `count` inputs."""
+    find = packed_on_gpu.packing_of if on.is_gpu else packing_of
     found = []
     for site in _sites(closed, count):
-        packing = packing_of(site.eqn, _known(site))
+        packing = find(site.eqn, _known(site))
         if packing is not None:
             found.append(_Found(site, packing))
     return found
@@ -147,14 +150,17 @@ def _known(site: Site) -> frozenset[int]:
     )
 
 
-def _expanded(closed: core.ClosedJaxpr, count: int) -> core.ClosedJaxpr:
-    """Replaces equations made of others that may have arguments to pack by these."""
+def _expanded(closed: core.ClosedJaxpr, count: int, on: Target) -> core.ClosedJaxpr:
+    """Replaces equations made of others that may have arguments to pack by these.
+
+    On GPUs these are the products themselves.
+    """
     while True:
         replacements = {}
         for site in _sites(closed, count):
             function = target.function_of(site.eqn)
-            if function is not None and function.is_composite:
-                form = functools.partial(_form_on_cpu, function)
+            if function is not None and _may_pack(function, site.eqn, on):
+                form = functools.partial(_form, function, on)
                 shared = (False,) * len(site.per_step)
                 replacements[site.location] = Replacement(form, per_step=shared)
         if not replacements:
@@ -162,11 +168,16 @@ def _expanded(closed: core.ClosedJaxpr, count: int) -> core.ClosedJaxpr:
         closed = _replaced(closed, replacements)
 
 
-def _form_on_cpu(
-    function: target.TargetDependent, values: Sequence[Any], given: None
+def _may_pack(function: target.TargetDependent, eqn: Any, on: Target) -> bool:
+    """Whether the form of a call may have equations with arguments to pack."""
+    return packed_on_gpu.reads_float8(eqn) if on.is_gpu else function.is_composite
+
+
+def _form(
+    function: target.TargetDependent, on: Target, values: Sequence[Any], given: None
 ) -> tuple[list[Any], None]:
     del given
-    return [function.lowered(_CPU, *values)], None
+    return [function.lowered(on, *values)], None
 
 
 def _replaced(closed: core.ClosedJaxpr, replacements: Replacements) -> core.ClosedJaxpr:
