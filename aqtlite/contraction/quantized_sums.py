@@ -107,5 +107,5 @@ def _quantize(
     # An operand that may be frozen is compiled alike, whether it is computed or given.
     # A given scale needs no barrier.
     if how.path == "fwd" and not is_given:
-        q = quantizer.with_fusion_barrier(q)
+        q = quantizer.with_scale_barrier(q, one.tensor)
     return Quantized(q, factor)

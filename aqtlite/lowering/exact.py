@@ -35,6 +35,9 @@ def algebraic_barrier(x: jax.Array) -> jax.Array:
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=24)
 
 
+_ALGEBRAIC_BARRIER = Elementwise(algebraic_barrier)
+
+
 def on_squeezed(
     function: Callable[..., jax.Array], x: jax.Array, *others: jax.Array
 ) -> jax.Array:
@@ -118,6 +121,18 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     return _FusionBarrier()(x)
 
 
+def scale_barrier(scale: jax.Array) -> jax.Array:
+    """Returns a scale, made of a maximum, float32, behind a `fusion_barrier`.
+
+    Serving programs on a CPU open the barrier of a single scale (`compile_serving`): it
+    is a kernel beside that of the reciprocal, and XLA:CPU hands the kernels of a
+    program without such branches on faster. The consumers of a scale multiply by it
+    (`rounded_product`), which gives the same bits: LLVM does not know its sign, since
+    another kernel finds the maximum.
+    """
+    return _ScaleBarrier()(scale)
+
+
 def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.Array:
     """Computes ``a * b + c * d + ...`` from the left, with each product rounded.
 
@@ -154,6 +169,15 @@ class _FusionBarrier(OnCpu):
 
     def type_of(self, x):
         return x
+
+
+class _ScaleBarrier(_FusionBarrier):
+    """A fusion barrier that a serving program opens for a single scale."""
+
+    def in_serving(self, types):
+        (scale,) = types
+        is_single = all(size == 1 for size in scale.shape)
+        return _ALGEBRAIC_BARRIER if is_single else self
 
 
 def _later_of_two(x: jax.Array) -> jax.Array:

@@ -25,6 +25,10 @@ _MATRICES = ((1,), (1,)), ((), ())
 # pay up to this number of rows: the first, or the second for sums of many products.
 _FEW_ROWS, _FEW_LONG_ROWS, _LONG = 32, 128, 2048
 
+# One row by up to this number of weights takes less time in float32: the kernels of
+# integers take longer to start. Sums of up to that many products of int8 are exact.
+_FEW_WEIGHTS, _EXACT_PRODUCTS = 2**14, 2**10
+
 # The kernels compute this number of rows, or of columns, at a time.
 _TILE, _ROWS = 16, 4
 
@@ -75,6 +79,8 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
+    if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
+        return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
     if rows == 0 or size < _worthwhile(rows):
         return None
     form: type[_WithWeights]
@@ -127,16 +133,33 @@ class _WithWeights(Packing):
         else:
             out = sums.reshape(rows + columns)
         # In another layout, which XLA would hand on to consumers, their sums of floats
-        # would be of another order.
-        return layouts.row_major(out)
+        # would be of another order. A vector has one layout.
+        is_vector = out.size == max(out.shape, default=1)
+        out = out if is_vector else layouts.row_major(out)
+        return out.astype(jnp.int32)
 
     def sums(self, packed: Packed, x: jax.Array) -> jax.Array:
-        """Contracts a matrix with the packed weights, to a row for each of its rows."""
+        """Contracts a matrix with the packed weights, to a row for each of its rows.
+
+        Sums are int32, or float32 that are integers.
+        """
         raise NotImplementedError
 
     @property
     def _remaining(self) -> dn.Axes:
         return dn.remaining_axes(len(self.shape), self.contracting, ())
+
+
+class _FloatWeights(_WithWeights):
+    """Weights as float32, whose products with integers have exact sums."""
+
+    def pack(self, x):
+        return (self.matrix(x).T.astype(jnp.float32),)
+
+    def sums(self, packed, x):
+        (weights,) = packed
+        x = x.astype(jnp.float32)
+        return lax.dot(x, weights, precision=lax.Precision.HIGHEST)
 
 
 class _RaisedWeights(_WithWeights):

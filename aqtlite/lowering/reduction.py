@@ -8,7 +8,7 @@ for bit.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,10 @@ from aqtlite.shapes.sharding import explicit_sharding
 # LLVM unrolls, and then vectorizes, a loop over this many terms; it gives up on 16
 # terms that take long to compute.
 _TERMS = 8
-_WORTHWHILE = 2**7  # elements
+_WORTHWHILE = 2**6  # elements
+
+# XLA:CPU reduces longer axes in two kernels ("tree_reduction_rewriter").
+_LONGEST = 32
 
 
 def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
@@ -56,6 +59,10 @@ class _LargestMagnitude(OnCpu):
         if cut is None or not is_whole:
             return lax.bitcast_convert_type(_largest(bits, self.axes), jnp.float32)
         axis, terms = cut
+        if x.shape[axis] == x.size:
+            pieces = lax.reshape(bits, (terms, *_short_axes(x.size // terms)))
+            first = _MAGNITUDES_OR_INFINITY(lax.reduce_max(pieces, (0,)))
+            return lax.reshape(_largest(first, range(first.ndim)), (1,) * x.ndim)
         first = lax.reduce_max(_in_pieces(bits, axis, terms), (axis,))
         return _largest(_MAGNITUDES_OR_INFINITY(first), self.axes)
 
@@ -73,9 +80,9 @@ _MAGNITUDE_BITS = Elementwise(_magnitude_bits)
 _MAGNITUDES_OR_INFINITY = Elementwise(_magnitudes_or_infinity)
 
 
-def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def _largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The largest of non-negative numbers, keepdims."""
-    largest = lax.reduce(x, np.zeros((), x.dtype), lax.max, axes)
+    largest = lax.reduce(x, np.zeros((), x.dtype), lax.max, tuple(axes))
     return lax.expand_dims(largest, axes)
 
 
@@ -94,6 +101,13 @@ def _cut(x: jax.Array, axes: Iterable[int]) -> tuple[int, int] | None:
         return None
     terms, _, axis = max(cuts)
     return axis, terms
+
+
+def _short_axes(size: int) -> tuple[int, ...]:
+    """Splits an axis in two that one kernel reduces; none where that is impossible."""
+    fitting = (n for n in range(-(-size // _LONGEST), _LONGEST + 1) if size % n == 0)
+    first = next(fitting, 1) if size else 1
+    return (first, size // first)
 
 
 def _in_pieces(x: jax.Array, axis: int, terms: int) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import export
 
 from aqtlite.lowering.target import Target
-from aqtlite.program import packed, undivided
+from aqtlite.program import merged, packed, undivided
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,8 @@ def compile_serving(
     for bit. The program keeps the packed weights in place of those of `serving`, in the
     same memory; both exist for as long as the caller keeps `serving`. And it keeps
     XLA:CPU from dividing the loops of small programs (arrays of up to 2^15 elements)
-    among threads, which takes longer than running them on one.
+    among threads, which takes longer than running them on one. Small scales become one
+    array there, as each argument takes time.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp
@@ -129,7 +130,9 @@ def compile_serving(
         on = _one_device(given, args, kwargs)
         is_on_cpu = on is not None and on.platform == "cpu"
         options = undivided.options_for(traced.jaxpr) if is_on_cpu else {}
-        found = None if on is None else packed.pack(traced.jaxpr, given, on)
+        found = None
+        if on is not None:
+            found = packed.pack(traced.jaxpr, given, on, merged.scales(serving))
         if found is not None:
             given = found.variables
             function_of_packed = _with_structure(found, traced)

@@ -14,6 +14,7 @@ from aqtlite.jaxpr.sites import Loop, Site
 from aqtlite.lowering import packed_on_gpu, packing_of, target
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.lowering.target import Target
+from aqtlite.program.merged import Merged
 from aqtlite.shapes.sharding import shape_of, zeros
 
 # The primitives of equations that may have arguments to pack.
@@ -27,43 +28,58 @@ _CLOSED = {"cond", "while", "shard_map"}
 class PackedCall:
     """A call as a function of packed variables."""
 
-    function: Callable[[Any, Sequence[Any]], list[Any]]
+    function: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     """Function of `variables`, and of the inputs that are not variables, to the
     outputs."""
 
-    variables: Any
-    """The packed variables, and the variables that are read as they are."""
+    variables: tuple[jax.Array, ...]
+    """The packed variables, the variables that are read as they are, and small scales,
+    merged. Calls take a tuple faster than other trees."""
 
 
 def pack(
-    closed: core.ClosedJaxpr, variables: Sequence[jax.Array], on: Target
+    closed: core.ClosedJaxpr,
+    variables: Sequence[jax.Array],
+    on: Target,
+    scales: frozenset[int] = frozenset(),
 ) -> PackedCall | None:
     """Packs the variables of a call that runs on one device; None if nothing is gained.
 
-    Outputs are equal bit for bit: integers are laid out anew, and the only floats that
-    are computed before the call are those whose consumers are compiled alike.
+    Outputs are equal bit for bit: integers are laid out anew, the only floats that are
+    computed before the call are those whose consumers are compiled alike, and functions
+    have the forms of `TargetDependent.in_serving`.
 
     Args:
         closed: the call, with the variables as its first inputs.
         variables: values of these inputs.
         on: a CPU or GPU.
+        scales: indices of the variables to merge for a CPU, from `merged.scales`.
     """
     count = len(variables)
-    closed = _expanded(closed, count, on)
+    scales = frozenset() if on.is_gpu else scales
+    expanded = _expanded(closed, count, on)
+    closed = expanded if on.is_gpu else _in_serving(expanded)
     found = _find(closed, count, on)
-    if not found:
+    if not found and closed is expanded and len(scales) < 2:
         return None
     first = {one.key: one for one in reversed(found)}
     chosen = list(first.values())
     number = {one.key: i for i, one in enumerate(chosen)}
-    packed = _packed(closed, variables, chosen)
+    packed = _packed(closed, variables, chosen) if chosen else []
     unread = {one.site.location: {one.packing.argument} for one in found}
     of_packed = frozenset().union(*(one.origin.inputs for one in found))
     read = analysis.read_inputs(closed, range(count), unread)
     rest = {i: x for i, x in enumerate(variables) if i in read or i not in of_packed}
+    small = [i for i in rest if i in scales]
+    join = Merged.of([rest[i] for i in small])
+    joined = [join.merge([rest.pop(i) for i in small])] if small else []
 
-    def function(given: Any, inputs: Sequence[Any]) -> list[Any]:
-        packed, rest = given
+    leaves, structure = jax.tree.flatten((packed, rest, joined))
+
+    def function(given: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        packed, rest, joined = jax.tree.unflatten(structure, given)
+        parts = [part for one in joined for part in join.split(one)]
+        rest = {**rest, **dict(zip(small, parts, strict=True))}
         values = [
             rest[i] if i in rest else zeros(shape_of(aval))
             for i, aval in enumerate(closed.in_avals[:count])
@@ -76,7 +92,7 @@ def pack(
         }
         return rewriting.evaluate(closed, [*values, *inputs], replacements)[0]
 
-    return PackedCall(function, (packed, rest))
+    return PackedCall(function, tuple(leaves))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +182,29 @@ def _expanded(closed: core.ClosedJaxpr, count: int, on: Target) -> core.ClosedJa
         if not replacements:
             return closed
         closed = _replaced(closed, replacements)
+
+
+def _in_serving(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Replaces functions by those that serving programs call."""
+    replacements = {}
+    for site in sites.find(closed, names=(target.PRIMITIVE,)).contractions:
+        function = target.function_of(site.eqn)
+        if function is None or site.obstacle is not None:
+            continue
+        types = [shape_of(atom.aval) for atom in site.eqn.invars]
+        served = function.in_serving(types)
+        if served is not function:
+            shared = (False,) * len(site.per_step)
+            form = functools.partial(_call_of, served)
+            replacements[site.location] = Replacement(form, per_step=shared)
+    return _replaced(closed, replacements) if replacements else closed
+
+
+def _call_of(
+    function: target.TargetDependent, values: Sequence[Any], given: None
+) -> tuple[list[Any], None]:
+    del given
+    return [function(*values)], None
 
 
 def _may_pack(function: target.TargetDependent, eqn: Any, on: Target) -> bool:

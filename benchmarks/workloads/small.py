@@ -33,7 +33,8 @@ CONFIGS = {
 TRAINING, UNDIVIDED, SERVED = "training step", "undivided step", "served"
 """An undivided step runs each loop on one thread."""
 
-CASES = ((64, 64), (64, 128), (64, 256), (256, 128), (1, 64), (1, 256), (1, 512))
+CASES = ((64, 64), (64, 128), (64, 256), (256, 128))
+CASES += tuple((1, width) for width in (64, 128, 256, 512))
 QUICK_CASES = ((8, 16),)
 """Numbers of rows, and widths. A single row is only served."""
 

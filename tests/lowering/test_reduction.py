@@ -9,6 +9,7 @@ from aqtlite.lowering import reduction
 from tests.common import normal
 
 SHAPES = [(128, 128), (4, 64, 96), (16, 1024), (1000, 33), (129, 130), (20000,), (0, 9)]
+SHAPES += [(1, 64), (1, 1, 192), (8192,), (1, 296), (9000, 1), (1, 0)]
 
 
 def largest_magnitudes(x, subsets):
@@ -63,6 +64,14 @@ def test_no_array_of_what_is_reduced(shape):
     x = normal(shape)
     for reduce in (largest(0), largest(x.ndim - 1)):
         assert temporary_bytes(reduce) < 0.3 * x.nbytes
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what CPUs need")
+@pytest.mark.parametrize("size", [64, 192, 512, 768, 8192])
+def test_a_row_takes_no_further_kernel(size):
+    """XLA:CPU makes reductions of longer axes windows first."""
+    largest = jax.jit(lambda x: reduction.largest_magnitude(x, (1,)))
+    assert "reduce-window" not in largest.lower(normal((1, size))).compile().as_text()
 
 
 def test_sharded_arrays():

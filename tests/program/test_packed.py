@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import aqtlite
-from aqtlite import config
+from aqtlite import calibration, config
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.lowering import packed_dot, processor
 from tests import common
@@ -159,3 +159,78 @@ def test_an_export_takes_the_variables_as_converted():
     assert (exported.call(leaves, X) == program(X)).all()
     given = [x.dtype for x in exported.in_avals]
     assert jnp.uint8 not in given
+
+
+def mlp(params, x):
+    for kernel, bias in params:
+        x = jax.nn.relu(x @ kernel) + bias * x
+    return x
+
+
+def of_mlp(width, layers=3):
+    return [
+        (common.normal((width, width), i), common.normal((width,), 9 + i))
+        for i in range(layers)
+    ]
+
+
+def test_scales_of_all_layers_are_one_argument():
+    x = common.normal((1, 8))
+    function, serving = converted(mlp, of_mlp(8), x)
+    taken = jax.tree.leaves(check(function, serving, x).compiled.in_avals)
+    assert len(taken) == len(jax.tree.leaves(serving)) - 3 + 1 + 1
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what CPUs need")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_barrier_of_a_single_scale_is_open(rows):
+    """A fusion barrier is a reduction with positions."""
+    x = common.normal((rows, 8))
+    program = check(*converted(mlp, of_mlp(8), x), x)
+    assert ("iota" in program.compiled.as_text()) == (rows > 1)
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(128, "float32"), (136, "int8")])
+def test_one_row_meets_few_weights_in_float(width, dtype, monkeypatch):
+    monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 2**30)
+    x = common.normal((1, width))
+    program = check(*converted(mlp, of_mlp(width, layers=1), x), x)
+    taken = jax.tree.leaves(program.compiled.in_avals)
+    assert {str(y.dtype) for y in taken if y.shape == (width, width)} == {dtype}
+
+
+@pytest.mark.code("users")
+@pytest.mark.parametrize("width", [8, 64, 136, 256])
+def test_a_row_is_served_as_it_was_trained_among_others(width):
+    rows, params = common.normal((3, width), 5), of_mlp(width)
+    trained = jax.jit(aqtlite.quantize_function(mlp, CFG, params=0))(params, rows)
+    function, serving = converted(mlp, params, rows)
+    program = check(function, serving, rows[1:2])
+    assert (program(rows[1:2]) == trained[1:2]).all()
+
+
+@pytest.mark.code("users")
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 64, 128, 136])
+@pytest.mark.parametrize("columns", [1, 24])
+@pytest.mark.parametrize(
+    "calibration",
+    [None, calibration.Constant(magnitude=2.0), calibration.AbsMax(clipping_scale=0.9)],
+    ids=["default", "constant", "clipped"],
+)
+def test_a_bias_is_added_to_rounded_products(width, columns, calibration):
+    """LLVM contracts them to fused multiply-adds where it sees that a scale is
+    positive."""
+    cfg = CFG
+    if calibration is not None:
+        cfg = config.update(cfg, {"fwd.lhs.calibration": calibration})
+    params = common.normal((width, columns)), common.normal((columns,), 1)
+    row = common.normal((1, width), 2)
+
+    def layers(params, x):
+        return x @ params[0] + params[1], x @ params[0] * 3.0 - params[1]
+
+    function, serving = converted(layers, params, row, cfg=cfg)
+    trained = jax.jit(aqtlite.quantize_function(layers, cfg, params=0))(params, row)
+    program = check(function, serving, row)
+    for one, other in zip(program(row), trained, strict=True):
+        assert (one == other).all()
