@@ -259,7 +259,8 @@ class TestContraction:
             out, pullback = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
             return out, *pullback(g)
 
-        limit = {"mxfp4": 0.3, "nvfp4": 0.25, "mxint8": 0.03}.get(name, 0.09)
+        # Largest errors of gradients in 4 bits depend on the noise: .16 to .33.
+        limit = {"mxfp4": 0.35, "nvfp4": 0.25, "mxint8": 0.03}.get(name, 0.09)
         wanted = x @ w, g @ w.T, x.T @ g
         for one, float_one in zip(run(x, w, g), wanted, strict=True):
             assert relative_error(one, float_one) < limit
