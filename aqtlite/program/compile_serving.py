@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import export
 
 from aqtlite.lowering.target import Target
@@ -106,11 +107,13 @@ def compile_serving(
     Raises:
         TypeError: if `serving` holds anything but `jax.Array`.
         ValueError: if `donate_argnums` has number 0 or of no argument, if a shape is
-            symbolic, or if an int4 weight is on several CPU devices.
+            symbolic, if it is called in a function that JAX traces, if an int4 weight
+            is on several CPU devices, or an int4 argument is committed to one.
     """
     donated = _donated(donate_argnums, 1 + len(args))
     _check_sizes(args, kwargs)
     leaves, structure = jax.tree.flatten(serving)
+    _check_concrete((*leaves, jnp.zeros(()), args, kwargs))
     for leaf in leaves:
         if not isinstance(leaf, jax.Array):
             raise TypeError(
@@ -118,6 +121,9 @@ def compile_serving(
                 f"{type(leaf).__name__} among them: jax.device_put the variables first"
             )
         _check_places(leaf)
+    for x in jax.tree.leaves((args, kwargs)):
+        _check_argument(x)
+    leaves = [_uncommitted(x) if _is_refused(x) else x for x in leaves]
 
     def run(leaves: tuple[jax.Array, ...], *args: Any, **kwargs: Any) -> Any:
         return function(jax.tree.unflatten(structure, leaves), *args, **kwargs)
@@ -191,6 +197,47 @@ def _check_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
                 f"compile_serving got an argument of the symbolic shape {x.shape}: "
                 "compile for each size, or export the function by jax.export"
             )
+
+
+def _check_concrete(values: Any) -> None:
+    """Raises ValueError where weights or arguments are those of a traced function."""
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(values)):
+        raise ValueError(
+            "compile_serving was called in a function that JAX traces, such as that of "
+            "jax.jit or jax.vmap: call it outside, with arrays"
+        )
+
+
+def _is_refused(x: Any) -> bool:
+    """Whether compiled programs refuse an array for its layout, though it has theirs.
+
+    JAX 0.10 and 0.12 compare layouts of arrays that are committed to a device, and
+    report those of int4 arrays on CPUs without the bits of an element.
+    """
+    return (
+        isinstance(x, jax.Array)
+        and x.dtype in (jnp.int4, jnp.uint4)
+        and x.committed
+        and all(one.platform == "cpu" for one in x.devices())
+    )
+
+
+def _uncommitted(x: jax.Array) -> jax.Array:
+    """Returns an array of one device without its commitment to that device."""
+    (device,) = x.devices()
+    with jax.default_device(device):
+        return jnp.asarray(np.asarray(x))
+
+
+def _check_argument(x: Any) -> None:
+    """Raises ValueError for an array that the program would refuse at every call."""
+    if _is_refused(x):
+        raise ValueError(
+            f"compile_serving got an argument of {jax.typeof(x).str_short()} that is "
+            "committed to a CPU device, which compiled programs of JAX do not take: "
+            "make it by jnp.zeros or jnp.asarray in place of jax.device_put to a "
+            "device, or hold it in int8"
+        )
 
 
 def _check_places(leaf: jax.Array) -> None:

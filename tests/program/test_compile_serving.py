@@ -142,3 +142,43 @@ def test_symbolic_shapes_are_refused():
     rows = jax.ShapeDtypeStruct(export.symbolic_shape("b, 8"), jnp.float32)
     with pytest.raises(ValueError, match="symbolic shape .b, 8.: compile for each"):
         aqtlite.compile_serving(lambda w, x: x @ w, jnp.ones((8, 8)), rows)
+
+
+def int4(device=None):
+    w = jax.device_put((4 * common.normal((8, 4))).astype(jnp.int4), device)
+    return {"w": w, "scale": jax.device_put(jnp.full((1, 4), 0.25), device)}
+
+
+def dequantized(serving, x):
+    return x @ serving["w"].astype(jnp.float32) * serving["scale"]
+
+
+def test_int4_weights_that_are_committed_to_a_device():
+    # Those that a checkpoint is restored to. Compiled programs refuse them.
+    device = jax.devices()[-1]
+    serving, x = int4(device), jax.device_put(X, device)
+    program = aqtlite.compile_serving(dequantized, serving, x)
+    assert (program(x) == jax.jit(dequantized)(serving, x)).all()
+    assert program(x).devices() == {device}
+
+
+def test_int4_arguments_that_are_committed_to_a_device_are_refused():
+    def function(x, serving):
+        return dequantized(serving, x)
+
+    program = aqtlite.compile_serving(function, X, int4())
+    assert (program(int4()) == jax.jit(function)(X, int4())).all()
+    with pytest.raises(ValueError, match=r"argument of int4\[8,4\] that is committed"):
+        aqtlite.compile_serving(function, X, int4(jax.devices()[0]))
+
+
+def test_a_call_that_is_traced_is_refused():
+    def served(w, x):
+        return aqtlite.compile_serving(lambda w, x: x @ w, w, X)(x)
+
+    w = jnp.ones((8, 4))
+    for traced in (jax.jit(served), jax.jit(lambda _, x: served(w, x))):
+        with pytest.raises(ValueError, match="called in a function that JAX traces"):
+            traced(w, X)
+    with pytest.raises(ValueError, match="called in a function that JAX traces"):
+        jax.vmap(served, (0, None))(w[None], X)
