@@ -79,9 +79,9 @@ def compile_serving(
     weights: it lays them out once, as XLA's kernels read them. Results stay equal, bit
     for bit. The program keeps the packed weights in place of those of `serving`, in the
     same memory; both exist for as long as the caller keeps `serving`. And it keeps
-    XLA:CPU from dividing the loops of small programs (arrays of up to 2^15 elements)
-    among threads, which takes longer than running them on one. Small scales become one
-    array there, as each argument takes time.
+    XLA:CPU from dividing loops among threads in programs whose loops are small (arrays
+    of up to 2^15 elements), which takes longer than running them on one. Small scales
+    become one array there, as each argument takes time.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp
@@ -135,7 +135,6 @@ def compile_serving(
         traced = jitted.trace(given, *args, **kwargs)
         on = _one_device(given, args, kwargs)
         is_on_cpu = on is not None and on.platform == "cpu"
-        options = undivided.options_for(traced.jaxpr) if is_on_cpu else {}
         found = None
         if on is not None:
             found = packed.pack(traced.jaxpr, given, on, merged.scales(serving))
@@ -145,6 +144,7 @@ def compile_serving(
             traced = jax.jit(function_of_packed, donate_argnums=donated).trace(
                 given, *args, **kwargs
             )
+        options = undivided.options_for(traced.jaxpr) if is_on_cpu else {}
         compiled = traced.lower().compile(compiler_options=options)
     return ServingProgram(compiled, given, jitted, shapes)
 

@@ -38,9 +38,13 @@ def branch(x):
         (branch, FEW // 2, True),
         (branch, FEW, False),
         (lambda x: x, MANY, True),
+        (lambda x: x[:8] + 1, MANY, True),
+        (lambda x: x.reshape(-1, 32) @ jnp.ones(32), 2 * FEW, True),
+        (lambda x: (2 * x).reshape(-1, 32) @ jnp.ones(32), 2 * FEW, False),
+        (lambda x: x.reshape(-1, 1) @ jnp.ones((1, 1)), MANY, False),
     ],
 )
-def test_a_program_is_small_if_all_its_arrays_are(function, size, is_small):
+def test_a_program_is_small_if_the_arrays_of_its_loops_are(function, size, is_small):
     closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((size,), jnp.float32))
     found = undivided.options_for(closed)
     assert found == (undivided.UNDIVIDED if is_small else {})
@@ -58,13 +62,13 @@ def test_a_convolution_of_floats_is_not_small():
     assert undivided.options_for(jax.make_jaxpr(conv)(x, kernel)) == {}
 
 
-@pytest.mark.parametrize("width", [64, 256])
-def test_a_serving_program_of_small_layers_has_no_divided_loops(width):
+@pytest.mark.parametrize(("rows", "width"), [(256, 64), (256, 256), (8, 512)])
+def test_a_serving_program_of_small_layers_has_no_divided_loops(rows, width):
     """On one core, XLA divides none anyway."""
     model = nn.Dense(width, dot_general=AqtDotGeneral(config.fully_quantized()))
-    x = jax.random.normal(jax.random.key(0), (256, width))
+    x = jax.random.normal(jax.random.key(0), (rows, width))
     serving = convert(model, model.init(jax.random.key(1), x), x)
     program = aqtlite.compile_serving(model.apply, serving, x)
-    if width == 64:
+    if rows * width <= FEW:
         assert 'outer_dimension_partitions":["' not in program.compiled.as_text()
     assert (program(x) == jax.jit(model.apply)(serving, x)).all()
