@@ -267,6 +267,14 @@ def test_what_stays_is_logged_once(model, warns, monkeypatch):
     assert not warns or "Dense_0/kernel" in said["warning"][0]
 
 
+def test_nothing_to_freeze_is_said(caplog):
+    dense, x = nn.Dense(1, dot_general=DG), jnp.ones((4, 1))
+    with caplog.at_level("WARNING", logger="absl"):
+        convert(dense, dense.init(jax.random.key(0), x), x)
+    assert "froze no parameters" in caplog.text
+    assert "it is a single number" in caplog.text
+
+
 def test_a_parameter_that_is_read_elsewhere_is_said_to_stay():
     _, _, report = _converted(models.Tied(INT8), jnp.arange(6))
     (table,) = [p for p in report.parameters if p.path == "Embed_0/embedding"]

@@ -194,18 +194,20 @@ def log(report: ConversionReport) -> None:
     """Logs a conversion; a warning with the table if weights stay in float."""
     frozen = sum(one.is_frozen for one in report.parameters)
     unfrozen = len(report.stayed_float) + len(report.other_operands)
-    if frozen and not unfrozen:
-        logging.info(
-            "aqtlite froze %d parameters: %d bytes became %d",
-            frozen,
-            report.bytes_before,
-            report.bytes_after,
-        )
-    else:
+    if unfrozen:
         logging.warning(
             "aqtlite froze %d parameters; %d contracted weights stay in float and are "
             "quantized at every call:\n%s",
             frozen,
             unfrozen,
             report,
+        )
+    elif not frozen:
+        logging.warning("aqtlite froze no parameters:\n%s", report)
+    else:
+        logging.info(
+            "aqtlite froze %d parameters: %d bytes became %d",
+            frozen,
+            report.bytes_before,
+            report.bytes_after,
         )
