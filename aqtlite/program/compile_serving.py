@@ -13,12 +13,13 @@ from aqtlite.lowering.target import Target
 from aqtlite.program import merged, packed, undivided
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ServingProgram:
     """A compiled function with its serving variables, from `compile_serving`.
 
     Call it with the arguments after the variables, in the shapes and dtypes it was
-    compiled for.
+    compiled for. Like every compiled program, it runs outside of functions that JAX
+    transforms. It equals no other one.
     """
 
     compiled: jax.stages.Compiled

@@ -182,3 +182,18 @@ def test_a_call_that_is_traced_is_refused():
             traced(w, X)
     with pytest.raises(ValueError, match="called in a function that JAX traces"):
         jax.vmap(served, (0, None))(w[None], X)
+
+
+@pytest.mark.parametrize("transformation", [jax.jit, jax.vmap, jax.grad])
+def test_a_program_is_not_transformed(transformation):
+    program = aqtlite.compile_serving(lambda w, x: (x * w).sum(), jnp.ones(()), X)
+    with pytest.raises(TypeError, match="Cannot apply JAX transformations"):
+        transformation(program)(X)
+
+
+def test_a_program_equals_itself_alone():
+    first, second = (
+        aqtlite.compile_serving(lambda w, x: x * w, jnp.ones(2), X[:, :2])
+        for _ in range(2)
+    )
+    assert first == first and first != second and len({first, second}) == 2
