@@ -13,6 +13,9 @@ from aqtlite.numerics import Float
 DTYPES = ("bfloat16", "float16", "float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2")
 """Dtypes, other than float32, that scales can be rounded to."""
 
+RELATIVE = frozenset(map(np.dtype, (jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2)))
+"""Dtypes to which scales are rounded relative to the largest scale of the array."""
+
 _MANTISSA = (1 << 23) - 1
 
 

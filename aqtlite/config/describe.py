@@ -49,7 +49,8 @@ def describe(cfg: DotGeneral) -> Tables:
       it is shared along contracting axes), the grid of the dequantized operand follows.
       "2:4 sparse": of 4 weights, 2 are kept (`NofM`).
     - `scale`: axes that share a scale ("per-channel": the contracting axes; "per-row",
-      for a result: the last axis); "po2" marks power-of-two scales.
+      for a result: the last axis; "per contracted element": the remaining axes, and
+      the scale multiplies the other operand); "po2" marks power-of-two scales.
     - `rounding`: for stochastic rounding, also the noise source if it is not the
       default, and the axes that share noise. Serving rounds forward operands to
       nearest.
@@ -185,6 +186,8 @@ def _scale(contraction: DotGeneralRaw, tensor: Tensor, default: str) -> str:
         scale = f"blocks {tensor.blocks}"
     elif axes is None:
         scale = default
+    elif axes == "remaining":
+        scale = "per contracted element"
     elif isinstance(axes, str):
         scale = "per-tensor"
     else:

@@ -211,7 +211,9 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
             `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if a grid in
             `fwd` rounds stochastically and cannot round to nearest, as serving does, if
             a calibration has state where none is kept, if an int32 accumulator is set
-            for a float operand, or if `out` rounds stochastically.
+            for a float operand, if `out` rounds stochastically, or if
+            ``calib_shared_axes="remaining"`` is set for both operands of `fwd` or
+            outside of it.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
@@ -265,6 +267,14 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                 )
         for path in _BACKWARD:
             field_checks.check_backward_calibration(path, _at(self, path))
+        for path in (*_BACKWARD, "out"):
+            field_checks.check_no_moving_scale(path, _at(self, path))
+        if self.fwd.lhs.scale_moves and self.fwd.rhs.scale_moves:
+            raise ValueError(
+                "fwd.lhs and fwd.rhs both have calib_shared_axes='remaining': the "
+                "scale of one operand multiplies the other before that is quantized, "
+                "so that only one of them can have it. Leave the other's None"
+            )
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
 

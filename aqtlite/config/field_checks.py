@@ -67,6 +67,16 @@ def misplaced_use_fwd_quant(path: str) -> str:
     )
 
 
+def check_no_moving_scale(path: str, tensor: Tensor) -> None:
+    """Raises ValueError if a tensor that is no operand of `fwd` has a moving scale."""
+    if tensor.scale_moves:
+        raise ValueError(
+            f"{path}.calib_shared_axes='remaining': only fwd.lhs or fwd.rhs can have "
+            "scales that multiply the other operand; gradients take them as they are "
+            f"there. Leave {path}.calib_shared_axes None"
+        )
+
+
 def check_backward_calibration(path: str, tensor: Tensor) -> None:
     """Raises ValueError if a gradient's operand cannot have its calibration."""
     calibration, is_gradient = tensor.calibration, path.endswith(".lhs")

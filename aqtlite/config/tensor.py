@@ -36,17 +36,20 @@ _TYPES = {
 }
 
 
-def _shared_axes(
-    axes: object,
-) -> tuple[int, ...] | Literal["per_tensor"] | None:
+SharedAxes = tuple[int, ...] | Literal["per_tensor", "remaining"] | None
+"""Type of `Tensor.calib_shared_axes`."""
+
+
+def _shared_axes(axes: object) -> SharedAxes:
     """Normalizes `calib_shared_axes`."""
-    if axes is None:
-        return None
-    remedy = 'give a tuple of axes, "per_tensor", or None for the contracting axes'
+    if axes is None or axes == "per_tensor" or axes == "remaining":
+        return axes  # type: ignore[return-value]
+    remedy = (
+        'give a tuple of axes, "per_tensor", "remaining", or None for the contracting '
+        "axes"
+    )
     if isinstance(axes, str):
-        if axes != "per_tensor":
-            raise ValueError(f"calib_shared_axes={axes!r} is not known; {remedy}")
-        return "per_tensor"
+        raise ValueError(f"calib_shared_axes={axes!r} is not known; {remedy}")
     return _checked_axes(axes, "calib_shared_axes", remedy)
 
 
@@ -141,9 +144,10 @@ class Tensor(representation.CompactRepr):
 
     Raises:
         TypeError: if a field is of another type than declared.
-        ValueError: if `calib_shared_axes` is empty, repeats an axis or is a string
-            other than "per_tensor"; if `calib_shared_axes` or `noise_shared_axes` is
-            combined with `blocks`, or `po2_scale` with a contradicting `scale_dtype`;
+        ValueError: if `calib_shared_axes` is empty, repeats an axis or is an unknown
+            string; if `calib_shared_axes` or `noise_shared_axes` is combined with
+            `blocks`, `po2_scale` with a contradicting `scale_dtype`, or "remaining"
+            with a calibration that has a state or a `scale_dtype` of relative scales;
             if a learned calibration is combined with a grid that reserves stored values
             beyond the range (an `IntAffine` with stochastic rounding); if a
             quantization field is set although nothing is quantized, or
@@ -153,9 +157,13 @@ class Tensor(representation.CompactRepr):
     numerics: grids.Numerics | grids.NoNumerics = grids.NoNumerics()
     """Number grid; `NoNumerics` leaves the operand in floating point."""
 
-    calib_shared_axes: tuple[int, ...] | Literal["per_tensor"] | None = None
+    calib_shared_axes: SharedAxes = None
     """Axes that share a scale: a tuple (or list) of axes, "per_tensor" for all axes, or
-    None for the contracting axes (per-channel)."""
+    None for the contracting axes (per-channel). "remaining", in `fwd` only: the
+    remaining axes, so that each element of the contracting axes has a scale. It cannot
+    be taken out of the sum, and multiplies the other operand before that one is
+    quantized (AQT's ``DequantMode.OTHER_INPUT``): of the values of attention, each
+    position has a scale of its own, which multiplies the probabilities."""
 
     scale_stop_grad: bool = True
     """Treat the scale as a constant in gradients. Affects only `aqtlite.quantize`: in
@@ -232,6 +240,7 @@ class Tensor(representation.CompactRepr):
         if self.is_quantized:
             self._check_blocks()
             self._check_learned()
+            self._check_moving_scale()
             return
         ignored = {
             "calib_shared_axes": self.calib_shared_axes is not None,
@@ -350,6 +359,28 @@ class Tensor(representation.CompactRepr):
                 "stochastic_rounding=False, or use a grid without a zero point, such "
                 "as numerics.IntSymmetric(bits=8, stochastic_rounding=True)"
             )
+
+    def _check_moving_scale(self) -> None:
+        if not self.scale_moves:
+            return
+        if self.calibration.has_state or self.calibration.is_learned:
+            raise ValueError(
+                f"calib_shared_axes='remaining' with calibration={self.calibration!r}: "
+                "each contracted element has a scale, found from the array alone. Use "
+                "calibration.AbsMax(), for instance, or calib_shared_axes='per_tensor'"
+            )
+        if self.scale_dtype in scale_grids.RELATIVE:
+            raise ValueError(
+                f"calib_shared_axes='remaining' with scale_dtype="
+                f"{self.scale_dtype.name!r}, which rounds scales relative to the "
+                "largest one: they would depend on one another. Use 'bfloat16', "
+                "'float8_e8m0fnu' or None"
+            )
+
+    @property
+    def scale_moves(self) -> bool:
+        """True if the scale multiplies the other operand, not the result."""
+        return self.calib_shared_axes == "remaining"
 
     @property
     def is_quantized(self) -> bool:

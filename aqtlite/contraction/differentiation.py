@@ -37,6 +37,7 @@ from aqtlite.quantization import (
     preparation,
     statistics,
 )
+from aqtlite.quantization.quantizer import Seeds
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import is_manual, sharded_like, vary_together
@@ -75,6 +76,8 @@ def quantize_and_contract(
     in_shard_map = is_manual()
     if in_shard_map:
         operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
+    lhs = _quantized_first(how, operation, "lhs", lhs, seed, states.lhs)
+    rhs = _quantized_first(how, operation, "rhs", rhs, seed, states.rhs)
     if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
         lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
     elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):
@@ -100,6 +103,24 @@ def quantize_and_contract(
             factor = sharded_like(factor, how.fwd.out_sharding)
             out = out * factor.astype(out.dtype)
     return out
+
+
+def _quantized_first(
+    how: Execution,
+    operation: Operation,
+    side: Side,
+    x: Operand,
+    seed: jax.Array | None,
+    state: Any,
+) -> Operand:
+    """An operand, quantized if its scale is to multiply the other operand."""
+    one = how.fwd.lhs if side == "lhs" else how.fwd.rhs
+    if not one.tensor.scale_moves or isinstance(x, QTensor):
+        return x
+    seeds = Seeds(seed, (), one.salt)
+    axes = operation.axes(side)
+    q = straight_through.quantized(x, one.tensor, axes, one.path, seeds, state)
+    return remat.named(side, q)
 
 
 def _constant(x: Operand) -> Operand:

@@ -182,10 +182,12 @@ def resolve(
 def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Execution:
     results = out_dtype, out_sharding, precision
     fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, *results)
-    if lhs.scale_shape is None and rhs.scale_shape is None:
-        return Execution(fwd, cfg, structure, lhs, rhs)
     # Only the static fields of the operation matter here.
     operation = jax.tree.unflatten(structure, [None] * structure.num_leaves)
+    lhs = _quantized_first(operation, "lhs", fwd.lhs, lhs)
+    rhs = _quantized_first(operation, "rhs", fwd.rhs, rhs)
+    if lhs.scale_shape is None and rhs.scale_shape is None:
+        return Execution(fwd, cfg, structure, lhs, rhs)
     moves_lhs = _scale_moves(operation, "lhs", fwd.lhs, lhs, fwd.rhs, rhs)
     moves_rhs = _scale_moves(operation, "rhs", fwd.rhs, rhs, fwd.lhs, lhs)
     left, right = (
@@ -207,6 +209,16 @@ def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Ex
             for x, is_moved in ((lhs, moves_lhs), (rhs, moves_rhs))
         )
     return Execution(fwd, cfg, structure, lhs, rhs)
+
+
+def _quantized_first(
+    operation: Operation, side: Side, one: OperandExecution, x: _OperandType
+) -> _OperandType:
+    """The type of an operand, as a `QTensor` if its scale is to multiply the other."""
+    if not one.tensor.scale_moves or x.scale_shape is not None:
+        return x
+    layout = granularity.layout(one.tensor, x.shape, operation.axes(side), one.path)
+    return x._replace(scale_shape=layout.scale_shape(x.shape))
 
 
 def _scale_moves(
@@ -234,12 +246,17 @@ def _scale_moves(
         return True
     if one.tensor.blocks is not None:
         return False  # Contracted in tiles, as blocks of one element.
+    remedy = (
+        f"Leave {one.path}.calib_shared_axes None"
+        if one.tensor.scale_moves
+        else "Share the scale along the contracting axes, or give the result of "
+        ".dequant()"
+    )
     raise ValueError(
-        f"{one.path} is a QTensor of shape {own.shape} with a scale of shape "
-        f"{own.scale_shape} that varies along the contracting axes "
-        f"{axes.contracting}: it cannot be taken out of the sum, and would multiply "
-        f"{other_one.path} before that is quantized, but {obstacle}. Share the scale "
-        "along the contracting axes, or give the result of .dequant()"
+        f"{one.path}, of shape {own.shape}, has a scale of shape {own.scale_shape} "
+        f"that varies along the contracting axes {axes.contracting}: it cannot be "
+        f"taken out of the sum, and would multiply {other_one.path} before that is "
+        f"quantized, but {obstacle}. {remedy}"
     )
 
 

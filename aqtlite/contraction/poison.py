@@ -105,7 +105,7 @@ def _of_whole(
     x: jax.Array, tensor: config.Tensor, axes: OperandAxes, path: str
 ) -> jax.Array:
     # The axes of the statistics, over which the calibration reduces anyway.
-    shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
+    shared = granularity.shared_axes(tensor, x.shape, axes, path)
     return _of_all(x, tuple(sorted({*shared, *axes.contracting})))
 
 

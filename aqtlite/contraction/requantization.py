@@ -4,14 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from aqtlite import config
-from aqtlite.contraction import poison, straight_through
+from aqtlite.contraction import straight_through
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import quantizer
-from aqtlite.quantization.fixed_scale import FixedScale
 
 PATH = "out"
 
@@ -44,14 +41,5 @@ def quantize(
         A `QTensor`; with ``use_fake_quant``, its dequantized array.
     """
     axes = OperandAxes.of_contracting(out.ndim, tuple(range(out.ndim))[-1:])
-    fixed = jax.lax.stop_gradient(out)
-    q = quantizer.quantize_array(fixed, tensor, axes, PATH, state=state)
-    if tensor.calibration.is_blind:
-        q = poison.with_poisoned_scale(fixed, q, tensor, axes, PATH, state)
-    # The next contraction must read this scale like any operand's scale.
-    if not isinstance(state, FixedScale):
-        q = quantizer.with_fusion_barrier(q)
-    mask = straight_through.gradient_mask(fixed, q)
-    unrounded = out if mask is None else jnp.where(mask, out, fixed)
-    q = dataclasses.replace(q, unrounded=unrounded)
+    q = straight_through.quantized(out, tensor, axes, PATH, state=state)
     return q.dequant() if tensor.use_fake_quant else q

@@ -13,12 +13,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import calibration, config
+from aqtlite.contraction import poison
 from aqtlite.contraction.execution import OperandExecution
 from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
+from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import quantizer
+from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
+
+
+def quantized(
+    x: jax.Array,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    seeds: quantizer.Seeds = quantizer.Seeds(),
+    state: Any = (),
+) -> QTensor:
+    """Quantizes an array that a contraction is to take as a `QTensor`.
+
+    The result carries the array (``unrounded``), to which the contraction passes the
+    gradient where the grid lets it pass. The arguments are those of
+    `quantizer.quantize_array`.
+    """
+    fixed = jax.lax.stop_gradient(x)
+    q = quantizer.quantize_array(fixed, tensor, axes, path, seeds, state)
+    if tensor.calibration.is_blind:
+        q = poison.with_poisoned_scale(fixed, q, tensor, axes, path, state)
+    # The contraction must read this scale like any operand's scale.
+    if not isinstance(state, FixedScale):
+        q = quantizer.with_fusion_barrier(q)
+    mask = gradient_mask(fixed, q)
+    unrounded = x if mask is None else jnp.where(mask, x, fixed)
+    return dataclasses.replace(q, unrounded=unrounded)
 
 
 @functools.partial(

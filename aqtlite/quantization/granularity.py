@@ -90,11 +90,11 @@ def layout(
         return _local_blocks(tensor.blocks, shape, axes, path)
     if tensor.blocks is not None:
         return _blocks(tensor.blocks, shape, axes, path)
-    return Layout(shared_axes(tensor, shape, axes.contracting, path))
+    return Layout(shared_axes(tensor, shape, axes, path))
 
 
 def shared_axes(
-    tensor: config.Tensor, shape: Sequence[int], contracting: Axes, path: str
+    tensor: config.Tensor, shape: Sequence[int], axes: OperandAxes, path: str
 ) -> Axes:
     """Returns the axes along which the elements of an operand share a scale.
 
@@ -106,7 +106,9 @@ def shared_axes(
     """
     shared = tensor.calib_shared_axes
     if shared is None:
-        return contracting
+        return axes.contracting
+    if shared == "remaining":
+        return axes.remaining
     if shared == "per_tensor":
         return tuple(range(len(shape)))
     return normalize_axes(shared, shape, f"{path}.calib_shared_axes")

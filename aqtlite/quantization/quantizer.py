@@ -36,6 +36,10 @@ from aqtlite.shapes.dimension_numbers import Axes
 # On grids with at least this bound, scales of finite values have normal reciprocals.
 _SAFE_BOUND = 4.0
 
+# A scale of 1, as channels of zeros have, would dominate the operand that it multiplies.
+_NEGLIGIBLE_SCALE = 2.0**-63
+_NEGLIGIBLE_BOUND = 2.0**-100
+
 
 class Calibrated(NamedTuple):
     """The outcome of a calibration: arrays of the rank of the calibrated array."""
@@ -227,11 +231,19 @@ def _calibrate(
             f"{path}.numerics and {path}.calibration={tensor_config.calibration!r}, "
             f"for an operand of shape {x.shape}: {error}"
         ) from error
+    if tensor_config.scale_moves and grid.has_zero:
+        scale = _negligible_where_zero(found, scale)
     calibrated = Calibrated(found.high, scale, zero_point, found.low)
     if not layout.cut:
         return calibrated
     scale_shape = layout.scale_shape(x.shape)
     return jax.tree.map(lambda one: one.reshape(scale_shape), calibrated)
+
+
+def _negligible_where_zero(found: calibration.Range, scale: jax.Array) -> jax.Array:
+    largest = found.high if found.low is None else jnp.maximum(found.high, -found.low)
+    is_zero = exact.algebraic_barrier(largest) < np.float32(_NEGLIGIBLE_BOUND)
+    return jnp.where(is_zero, np.float32(_NEGLIGIBLE_SCALE), scale)
 
 
 calibrate = jax.jit(_calibrate, static_argnames=("tensor_config", "axes", "path"))

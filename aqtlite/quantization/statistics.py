@@ -287,7 +287,7 @@ def _init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
         return ()
     if tensor.calib_shared_axes is None:
         raise ValueError(_one_for_each_row(tensor, path, "gathers statistics"))
-    shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
+    shared = granularity.shared_axes(tensor, x.shape, axes, path)
     scale_shape = dn.shared_shape(x.shape, shared)
     return counting.before_first(tensor.calibration, scale_shape, tensor.grid)
 
@@ -309,7 +309,7 @@ def _update(
     if isinstance(state, FixedScale):
         raise ValueError(_fixed(tensor, path))
     check_statistics(tensor, state, path)
-    shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
+    shared = granularity.shared_axes(tensor, x.shape, axes, path)
     fixed = exact.float32(jax.lax.stop_gradient(x))
     return counting.updated(tensor.calibration, state, fixed, shared, tensor.grid)
 
