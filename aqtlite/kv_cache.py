@@ -21,8 +21,10 @@ import numpy as np
 
 from aqtlite import config
 from aqtlite.contraction.einsum import einsum
+from aqtlite.operations import OperandAxes
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import quantizer
 from aqtlite.quantization.quantize import quantize
 
 _WIDENED = {np.dtype("int4"): np.dtype("int8"), np.dtype("uint4"): np.dtype("uint8")}
@@ -135,8 +137,9 @@ def empty(
         )
     batch = len(shape) - 3
     length, heads, depth = range(batch, batch + 3)
-    key = _quantize(jnp.zeros(shape, dtype), cfg)
-    value = _quantize(jnp.zeros((*shape[:-1], value_depth or shape[-1]), dtype), cfg)
+    key = _quantize_keys(jnp.zeros(shape, dtype), cfg)
+    zeros = jnp.zeros((*shape[:-1], value_depth or shape[-1]), dtype)
+    value = _quantize_values(zeros, cfg)
     return KVCache(
         key.stored_in((*range(batch), heads, depth, length)),
         value.stored_in((*range(batch), heads, length, depth)),
@@ -189,8 +192,8 @@ def append(
             "sequence"
         )
 
-    def written(past: QTensor, x: jax.Array, order: Any) -> QTensor:
-        new = _quantize(x, cfg).astype(past.dtype)
+    def written(past: QTensor, new: QTensor, order: Any) -> QTensor:
+        new = new.astype(past.dtype)
         scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
         starts = [0] * (past.ndim - 3) + [index, 0, 0]
         starts = [jnp.asarray(start, index.dtype) for start in starts]
@@ -201,8 +204,8 @@ def append(
         return dataclasses.replace(updated, order=order)
 
     return KVCache(
-        written(cache.key, key, order[0]),
-        written(cache.value, value, order[1]),
+        written(cache.key, _quantize_keys(key, cfg), order[0]),
+        written(cache.value, _quantize_values(value, cfg), order[1]),
         index + positions,
     )
 
@@ -253,7 +256,8 @@ def attend_uncached(
         mask: as for `attend`; without one, every position attends to all.
     """
     masks = () if mask is None else (mask,)
-    return _attend(query, _quantize(key, cfg), _quantize(value, cfg), cfg, masks)
+    keys, values = _quantize_keys(key, cfg), _quantize_values(value, cfg)
+    return _attend(query, keys, values, cfg, masks)
 
 
 def _attend(
@@ -319,9 +323,18 @@ def _by_group(
     return mask.reshape(*batch, *split, rows, columns)
 
 
-def _quantize(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
-    """Quantizes keys or values with one scale per position and head."""
+def _quantize_keys(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
+    """Quantizes keys with one scale per position and head."""
     return quantize(x, cfg.for_serving().fwd.rhs, axes=-1).stop_gradient()
+
+
+def _quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
+    """Quantizes values as attention in training does (`config.for_values`)."""
+    tensor = cfg.for_serving().fwd.rhs
+    tensor = dataclasses.replace(tensor, calib_shared_axes="remaining")
+    *batch, length, heads, depth = range(x.ndim)
+    axes = OperandAxes((length,), (*batch, heads), (depth,))
+    return quantizer.quantize_array(x, tensor, axes, "fwd.rhs").stop_gradient()
 
 
 def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:

@@ -21,6 +21,7 @@ from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.of_activations import for_activations, for_values
 from aqtlite.config.post_training import gptq, smoothquant, static_int8
 from aqtlite.config.recipes import (
     fp8,
@@ -57,6 +58,8 @@ __all__ = [
     "block_fp8",
     "describe",
     "differences",
+    "for_activations",
+    "for_values",
     "fp8",
     "from_json",
     "fully_quantized",

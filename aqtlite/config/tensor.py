@@ -43,7 +43,7 @@ SharedAxes = tuple[int, ...] | Literal["per_tensor", "remaining"] | None
 def _shared_axes(axes: object) -> SharedAxes:
     """Normalizes `calib_shared_axes`."""
     if axes is None or axes == "per_tensor" or axes == "remaining":
-        return axes  # type: ignore[return-value]
+        return axes
     remedy = (
         'give a tuple of axes, "per_tensor", "remaining", or None for the contracting '
         "axes"

@@ -246,17 +246,18 @@ def _scale_moves(
         return True
     if one.tensor.blocks is not None:
         return False  # Contracted in tiles, as blocks of one element.
+    what = "is a QTensor"
     remedy = (
-        f"Leave {one.path}.calib_shared_axes None"
-        if one.tensor.scale_moves
-        else "Share the scale along the contracting axes, or give the result of "
-        ".dequant()"
+        "Share the scale along the contracting axes, or give the result of .dequant()"
     )
+    if one.tensor.scale_moves:
+        what = f"has calib_shared_axes={one.tensor.calib_shared_axes!r} and is an array"
+        remedy = f"Leave {one.path}.calib_shared_axes None"
     raise ValueError(
-        f"{one.path}, of shape {own.shape}, has a scale of shape {own.scale_shape} "
-        f"that varies along the contracting axes {axes.contracting}: it cannot be "
-        f"taken out of the sum, and would multiply {other_one.path} before that is "
-        f"quantized, but {obstacle}. {remedy}"
+        f"{one.path} {what} of shape {own.shape} with a scale of shape "
+        f"{own.scale_shape} that varies along the contracting axes "
+        f"{axes.contracting}: it cannot be taken out of the sum, and would multiply "
+        f"{other_one.path} before that is quantized, but {obstacle}. {remedy}"
     )
 
 

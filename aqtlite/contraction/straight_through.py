@@ -23,13 +23,15 @@ from aqtlite.quantization import quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
 
+_NO_SEEDS = quantizer.Seeds()
+
 
 def quantized(
     x: jax.Array,
     tensor: config.Tensor,
     axes: OperandAxes,
     path: str,
-    seeds: quantizer.Seeds = quantizer.Seeds(),
+    seeds: quantizer.Seeds = _NO_SEEDS,
     state: Any = (),
 ) -> QTensor:
     """Quantizes an array that a contraction is to take as a `QTensor`.

@@ -1,5 +1,6 @@
-"""Transformer, quantized through the `dot_general` of its layers."""
+"""Transformer, quantized through the functions injected into its layers."""
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from aqtlite import config
 from aqtlite.demo import corpus
-from aqtlite.flax import AqtDotGeneral, QuantizedCache
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantizedCache
 
 
 class Transformer(nn.Module):
@@ -24,9 +25,13 @@ class Transformer(nn.Module):
     length: int
     """Longest sequence, and size of the KV cache."""
     cfg: config.DotGeneral | None = None
-    """Config of every projection; None leaves them in float."""
+    """Config of every contraction, those of attention included; None leaves them in
+    float."""
     dot_general: Callable | None = None
     """Replacement for ``AqtDotGeneral(cfg)``, from another library."""
+    einsum: Callable | None = None
+    """Replacement for ``AqtEinsum(cfg)`` in attention; None beside a `dot_general`
+    leaves attention in float."""
     decode: bool = False
     """Take one token per call and continue from the ``cache`` collection."""
     cache: config.DotGeneral | None = None
@@ -44,8 +49,12 @@ class Transformer(nn.Module):
         mask = None if self.decode else nn.make_causal_mask(tokens)
         # A quantized cache replaces Flax's own.
         attention_fn: Callable[..., jax.Array] = nn.dot_product_attention
+        einsum = self.einsum
+        if einsum is None and self.dot_general is None:
+            einsum = AqtEinsum(self.cfg)
         if self.decode and self.cache is not None:
-            attention_fn = QuantizedCache(self.cache)
+            attention_fn, einsum = QuantizedCache(self.cache), None
+        einsum_cls = None if einsum is None else functools.partial(_given, einsum)
         for _ in range(self.layers):
             y = nn.LayerNorm()(x)
             x = x + nn.MultiHeadDotProductAttention(
@@ -54,6 +63,8 @@ class Transformer(nn.Module):
                 attention_fn=attention_fn,
                 qkv_dot_general=dot_general,
                 out_dot_general=dot_general,
+                qk_attn_weights_einsum_cls=einsum_cls,
+                attn_weights_value_einsum_cls=einsum_cls,
             )(y, mask=mask)
             y = nn.LayerNorm()(x)
             y = nn.gelu(nn.Dense(4 * self.width, dot_general=dot_general)(y))
@@ -70,3 +81,8 @@ class Transformer(nn.Module):
         if initialized:
             position.value += count
         return positions
+
+
+def _given(einsum: Callable) -> Callable:
+    """Stands for a class whose instances are an einsum, as Flax takes it."""
+    return einsum

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from aqtlite.jaxpr import analysis
+from aqtlite.jaxpr import analysis, reshapes
 
 
 class Axis(NamedTuple):
@@ -121,38 +121,12 @@ def _reshape(eqn: Any, axes: _Fact) -> _Fact:
     """Keeps and splits axes, and joins split ones; axes of size one do not matter."""
     operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     result: list[Axis | _Piece | None] = [None] * len(out)
-    for before, after in _same_sizes(operand, out):
+    for before, after in reshapes.runs(operand, out):
         sizes = tuple(out[axis] for axis in after)
         made = _regrouped([axes[axis] for axis in before], sizes)
         for axis, one in zip(after, made, strict=True):
             result[axis] = one
     return tuple(result)
-
-
-def _same_sizes(
-    operand: Sequence[int], out: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
-    """Returns the smallest runs of axes with equal numbers of elements in both shapes.
-
-    Axes of size one are in no run.
-    """
-    runs = []
-    before, after = (
-        [axis for axis, size in enumerate(shape) if size != 1]
-        for shape in (operand, out)
-    )
-    if 0 in operand:
-        return []
-    while before and after:
-        taken: tuple[list[int], list[int]] = [before.pop(0)], [after.pop(0)]
-        sizes = [operand[taken[0][0]], out[taken[1][0]]]
-        while sizes[0] != sizes[1]:
-            side = 0 if sizes[0] < sizes[1] else 1
-            axis = (before, after)[side].pop(0)
-            taken[side].append(axis)
-            sizes[side] *= (operand, out)[side][axis]
-        runs.append(taken)
-    return runs
 
 
 def _regrouped(axes: list[Axis | _Piece | None], sizes: tuple[int, ...]) -> _Fact:

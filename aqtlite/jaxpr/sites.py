@@ -16,7 +16,15 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import analysis, equations, registry, rewriting, scopes
+from aqtlite.jaxpr import (
+    analysis,
+    axis_facts,
+    equations,
+    registry,
+    rewriting,
+    scopes,
+)
+from aqtlite.jaxpr.axis_facts import Facts
 from aqtlite.jaxpr.replacement import Location
 
 _MARK = "aqtlite mark "
@@ -47,6 +55,8 @@ Dependencies = frozenset[Dependency]
 
 _NOTHING: Dependencies = frozenset()
 
+_NO_FACTS = Facts(())
+
 
 class Origin(NamedTuple):
     """The dependencies of a value, and a digest of its computation."""
@@ -58,6 +68,9 @@ class Origin(NamedTuple):
     """Digest of the computation, if the value depends only on parameters and constants:
     equal computations from equal parameters have equal digests anywhere in the jaxpr.
     """
+
+    facts: Facts = _NO_FACTS
+    """Facts about its axes."""
 
     @property
     def inputs(self) -> frozenset[int]:
@@ -135,8 +148,9 @@ def find(
         Origin(
             frozenset({i}),
             _digest("parameter", parameters[i]) if i in parameters else None,
+            axis_facts.of_input(i, len(aval.shape), is_parameter=i in parameters),
         )
-        for i in range(len(closed.in_avals))
+        for i, aval in enumerate(closed.in_avals)
     ]
     found = Found([], [])
     _walk(closed, inputs, _Place(frozenset(parameters), frozenset(names)), found)
@@ -217,14 +231,14 @@ def _walk(
     """Adds the contractions of a jaxpr; returns origins of the outputs."""
     jaxpr = closed.jaxpr
     known = {
-        var: Origin(identity=_of_constant(value))
+        var: _constant(value)
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
     }
     known.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> Origin:
         if isinstance(atom, core.Literal):
-            return Origin(identity=_of_constant(equations.literal_value(atom)))
+            return _constant(equations.literal_value(atom))
         return known[atom]
 
     for index, eqn in enumerate(jaxpr.eqns):
@@ -273,10 +287,12 @@ def _walk_inside(
         there = place.inside(eqn, values, index, number)
         of_bodies.append(_walk(body, inner, there, found))
     is_call = equations.called_body(eqn) is not None
-    return of_bodies[0] if is_call else _outputs(eqn, values)
+    return of_bodies[0] if is_call else _outputs(eqn, values, of_bodies)
 
 
-def _outputs(eqn: Any, values: list[Origin]) -> list[Origin]:
+def _outputs(
+    eqn: Any, values: list[Origin], of_bodies: Sequence[Sequence[Origin]]
+) -> list[Origin]:
     """Returns the origins of the outputs of an equation that is not a call."""
     if eqn.primitive is primitives.name_p and eqn.params["name"].startswith(_MARK):
         return values
@@ -284,13 +300,42 @@ def _outputs(eqn: Any, values: list[Origin]) -> list[Origin]:
     made = None
     if len(identities) == len(values) and not eqn.effects:
         made = _digest(eqn.primitive.name, _text(eqn.params), *identities)
+    facts = _facts_of_outputs(eqn, [value.facts for value in values], of_bodies)
     return [
         Origin(
             _NOTHING.union(*(values[i].needed for i in needed)),
             made and _digest(made, str(number)),
+            facts[number],
         )
         for number, needed in enumerate(analysis.equation_dependencies(eqn))
     ]
+
+
+def _facts_of_outputs(
+    eqn: Any, inputs: list[Facts], of_bodies: Sequence[Sequence[Origin]]
+) -> list[Facts]:
+    """Returns the facts about the outputs of an equation that is not a call."""
+    if eqn.primitive is primitives.scan_p:
+        scan = equations.Scan.of(eqn)
+        carry, steps = scan.of_outputs([one.facts for one in of_bodies[0]])
+        *_, scanned = scan.of_inputs(inputs)
+        leading = axis_facts.joined_axis([facts.axes[0] for facts in scanned])
+        stacks = (one._replace(axes=(leading, *one.axes)) for one in steps)
+        return [*map(axis_facts.without_masks, carry), *stacks]
+    ranks = [len(var.aval.shape) for var in eqn.outvars]
+    # A loop's condition has another number of outputs than the loop.
+    alike = [
+        [one.facts for one in outputs]
+        for outputs in of_bodies
+        if [len(one.facts.axes) for one in outputs] == ranks
+    ]
+    if alike:
+        return [axis_facts.joined(facts) for facts in zip(*alike, strict=True)]
+    return axis_facts.of_outputs(eqn, inputs)
+
+
+def _constant(value: Any) -> Origin:
+    return Origin(identity=_of_constant(value), facts=axis_facts.of_constant(value))
 
 
 def _text(params: Mapping[str, Any]) -> str:
@@ -338,13 +383,18 @@ def _inputs_of_body(
     if len(values) == count and rewriting.enters(eqn):
         return values
     # Other primitives may map inputs to those of the body in any way.
-    return [Origin(_NOTHING.union(*(x.needed for x in values)))] * count
+    needed = _NOTHING.union(*(x.needed for x in values))
+    return [
+        Origin(needed, facts=axis_facts.unknown(len(aval.shape)))
+        for aval in body.in_avals
+    ]
 
 
 def _slice(x: Origin, depth: int) -> Origin:
     """Returns the origin of the slice of a value that one step of a scan takes."""
     identity = x.identity and _digest("slice", x.identity)
-    return Origin(x.needed | {Loop(depth, False)}, identity)
+    facts = x.facts._replace(axes=x.facts.axes[1:])
+    return Origin(x.needed | {Loop(depth, False)}, identity, facts)
 
 
 def _carried(
@@ -379,6 +429,11 @@ def _carried(
         if inputs == before:
             break
     return [
-        Origin(inputs[first + i]) if i in changing else values[first + i]
+        Origin(
+            inputs[first + i],
+            facts=axis_facts.without_masks(values[first + i].facts),
+        )
+        if i in changing
+        else values[first + i]
         for i in range(count)
     ]

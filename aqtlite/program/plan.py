@@ -13,12 +13,13 @@ from absl import logging
 from jax.extend import core
 
 from aqtlite import config
+from aqtlite.config import of_activations
 from aqtlite.contraction import differentiation
 from aqtlite.errors import RulesError
 from aqtlite.jaxpr import sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
 from aqtlite.operations.inputs import Matrices
-from aqtlite.program import injected, matching, overshadowed, plan_table
+from aqtlite.program import injected, matching, overshadowed, plan_table, visibility
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
@@ -180,7 +181,9 @@ def _planned(
     one = dataclasses.replace(one, rule=index, why_float=_why_float(site, cfg, index))
     if cfg is None or not one.is_quantized:
         return one
-    cfg = _for_operands(one, cfg)
+    one, cfg = _seeing(one, _for_operands(one, cfg))
+    if not one.is_quantized:
+        return one
     if cfg.fwd.smoothing is None or one.op == "dot_general":
         return dataclasses.replace(one, cfg=cfg)
     return dataclasses.replace(
@@ -188,6 +191,33 @@ def _planned(
         cfg=config.update(cfg, {"fwd.smoothing": None}),
         why_not_smoothed=f"the channels of a {one.op} do not pair up",
     )
+
+
+def _seeing(
+    one: PlannedContraction, cfg: config.DotGeneral
+) -> tuple[PlannedContraction, config.DotGeneral]:
+    """Decides what the scales of a contraction may see.
+
+    Returns:
+        The contraction, perhaps with a reason to stay in float, and its config.
+    """
+    kinds = one.lhs.kind, one.rhs.kind
+    are_activations = kinds == ("activation", "activation")
+    if are_activations and cfg.fwd.rhs.is_quantized:
+        if not cfg.fwd.lhs.is_quantized:
+            why = visibility.WEIGHTS_ALONE
+            return dataclasses.replace(one, why_float=why, is_asked_float=True), cfg
+        cfg = config.for_activations(cfg)
+    if "activation" not in kinds or not of_activations.is_dynamic(cfg.fwd.lhs):
+        return one, cfg
+    verdict = visibility.Verdict()
+    if one.op == "conv_general_dilated":
+        verdict = visibility.of_conv(one.site)
+    elif one.op == "dot_general":
+        verdict = visibility.of_dot(one.site, kinds)
+    if verdict.moves is not None:
+        cfg = config.for_values(cfg, verdict.moves)
+    return dataclasses.replace(one, why_float=verdict.why_float), cfg
 
 
 def _for_operands(one: PlannedContraction, cfg: config.DotGeneral) -> config.DotGeneral:
@@ -261,6 +291,7 @@ def report(planned: Plan, *, strict: bool) -> None:
         one
         for one in planned.left_float()
         if _is_float(one)
+        and not one.is_asked_float
         and (one.rule is None or planned.rules[one.rule].cfg is not None)
     ]
     if strict and left:

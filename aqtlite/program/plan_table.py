@@ -9,6 +9,7 @@ import rich.table
 import rich.text
 
 from aqtlite.config import tables
+from aqtlite.operations import SIDES
 from aqtlite.program.planned import PlannedContraction
 
 NO_MATRIX = "no Hadamard matrix mixes the channels, nor equal parts of them"
@@ -110,6 +111,19 @@ def _runs_in(one: PlannedContraction) -> str:
     if mixed is not None:
         rotated = f"rotated, {mixed} channels at a time"
         grids += f", not rotated: {NO_MATRIX}" if mixed == 1 else f", {rotated}"
-    if one.why_not_smoothed is None:
-        return grids
-    return f"{grids}, not smoothed: {one.why_not_smoothed}"
+    if one.why_not_smoothed is not None:
+        grids += f", not smoothed: {one.why_not_smoothed}"
+    return ", ".join((grids, *_scales(one)))
+
+
+def _scales(one: PlannedContraction) -> list[str]:
+    """Returns what is special of the scales of activations, in words."""
+    found = []
+    for side, other in (("lhs", "rhs"), ("rhs", "lhs")):
+        if getattr(one.cfg.fwd, side).scale_moves:
+            found.append(f"the scales of {side} multiply {other}")
+    for side in SIDES:
+        # Convolutions that look both ways always share one along positions.
+        if one.shared_by(side) == "positions and examples":
+            found.append(f"positions and examples share the scale of {side}")
+    return found

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, operations
-from aqtlite.config import DotGeneral, arithmetic
+from aqtlite.config import DotGeneral, arithmetic, of_activations
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import ragged_dot
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
-from aqtlite.operations import Operation, Side
-from aqtlite.quantization import rotation, sparsity
+from aqtlite.operations import SIDES, Operation, Side
+from aqtlite.quantization import granularity, rotation, sparsity
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes.sharding import describe
 
@@ -70,6 +70,9 @@ class PlannedContraction:
 
     why_not_smoothed: str | None
     """Reason why the rule's smoothing is left out; None if it is not."""
+
+    is_asked_float: bool = dataclasses.field(default=False, kw_only=True)
+    """Whether it stays in float because the rule's config quantizes nothing of it."""
 
     is_injected: bool
     """Whether the config comes from an injected function, before any rules."""
@@ -152,6 +155,29 @@ class PlannedContraction:
             return rotation.order_of(how, operation, lhs.shape, rhs.shape, "fwd")
         except ValueError as error:
             raise ValueError(f"the contraction {self.path!r}: {error}") from error
+
+    def shared_by(self, side: Side) -> str | None:
+        """Returns what shares a scale of an activation that its result keeps apart.
+
+        Args:
+            side: side of the config.
+
+        Returns:
+            "positions and examples", "positions", or None: then no result depends on
+            anything, through this scale, that it does not depend on in float.
+        """
+        tensor = self.cfg.fwd.lhs if side == "lhs" else self.cfg.fwd.rhs
+        index = self.index(side)
+        is_activation = (self.lhs, self.rhs)[index].kind == "activation"
+        if not is_activation or not of_activations.is_found(tensor):
+            return None
+        operation, *shapes = self.types()
+        axes = operation.axes(side)
+        shape = shapes[SIDES.index(side)].shape
+        shared = granularity.layout(tensor, shape, axes, f"fwd.{side}").shared
+        if set(shared) - set(axes.contracting) and not tensor.scale_moves:
+            return "positions and examples"
+        return "positions" if self.op == "conv_general_dilated" else None
 
     @property
     def prunes(self) -> bool:

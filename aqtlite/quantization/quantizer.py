@@ -36,7 +36,8 @@ from aqtlite.shapes.dimension_numbers import Axes
 # On grids with at least this bound, scales of finite values have normal reciprocals.
 _SAFE_BOUND = 4.0
 
-# A scale of 1, as channels of zeros have, would dominate the operand that it multiplies.
+# The scale of channels of zeros is 1, which would dominate the operand that it
+# multiplies.
 _NEGLIGIBLE_SCALE = 2.0**-63
 _NEGLIGIBLE_BOUND = 2.0**-100
 

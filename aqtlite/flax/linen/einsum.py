@@ -8,6 +8,7 @@ import jax
 
 from aqtlite.contraction.contract import Options
 from aqtlite.contraction.einsum import as_dot_general
+from aqtlite.flax import attention
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.dot_general import Injected, as_operands
 from aqtlite.qtensor.qtensor import QTensor
@@ -21,7 +22,8 @@ class AqtEinsum(Injected):
     """A quantized einsum for Flax modules, based on `AqtDotGeneral`.
 
     Call it in a module, or pass it as `qk_attn_weights_einsum=` and
-    `attn_weights_value_einsum=` of `nn.dot_product_attention`. Its fields are those of
+    `attn_weights_value_einsum=` of `nn.dot_product_attention`, whose values then have a
+    scale for each position (`config.for_values`). Its fields are those of
     `AqtDotGeneral`.
 
     >>> import jax.numpy as jnp
@@ -55,4 +57,6 @@ class AqtEinsum(Injected):
         )
         # Named after the equation, which also has the order of the result's axes.
         name = f"einsum_{_NO_LETTER.sub('_', eqn)}"
-        return self.run(operation, lhs, rhs, options, name)
+        cfg = attention.config_of(self.cfg, eqn)
+        own = self if cfg is self.cfg else dataclasses.replace(self, cfg=cfg)
+        return own.run(operation, lhs, rhs, options, name)

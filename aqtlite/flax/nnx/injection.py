@@ -10,6 +10,7 @@ from flax import nnx
 from aqtlite import config, errors, operations
 from aqtlite.contraction.contract import Options, as_operands, contract
 from aqtlite.contraction.einsum import as_dot_general
+from aqtlite.flax import attention
 from aqtlite.flax.injectable import injectable
 from aqtlite.operations import Operation
 from aqtlite.program import injected
@@ -128,7 +129,9 @@ class AqtEinsum(Injected):
         """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
         lhs, rhs, operation, order = as_dot_general(eqn, lhs, rhs)
         options = Options(precision, preferred_element_type, out_sharding, order=order)
-        return self.run(operation, lhs, rhs, options)
+        cfg = attention.config_of(self.cfg, eqn)
+        own = self if cfg is self.cfg else dataclasses.replace(self, cfg=cfg)
+        return own.run(operation, lhs, rhs, options)
 
 
 @injectable

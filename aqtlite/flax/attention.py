@@ -1,0 +1,30 @@
+"""The contractions of Flax's attention, known by their equations."""
+
+import re
+
+from aqtlite import config
+
+# Letters may differ: queries, keys, heads and features are q, k, h and d.
+_SCORES = re.compile(r"\.\.\.(.)(.)(.),\.\.\.(.)\2\3->\.\.\.\2\1\4")
+_VALUES = re.compile(r"\.\.\.(.)(.)(.),\.\.\.\3\1(.)->\.\.\.\2\1\4")
+
+
+def config_of(cfg: config.DotGeneral | None, equation: str) -> config.DotGeneral | None:
+    """Returns the config of an einsum, which in Flax's attention has two activations.
+
+    `nn.dot_product_attention` and `nnx.dot_product_attention` call
+    ``einsum("...qhd,...khd->...hqk", queries, keys)`` and
+    ``einsum("...hqk,...khd->...qhd", probabilities, values)``.
+
+    Args:
+        cfg: config of every contraction of the attention.
+        equation: equation that is called.
+    """
+    if cfg is None:
+        return None
+    equation = equation.replace(" ", "")
+    if _SCORES.fullmatch(equation):
+        return config.for_activations(cfg)
+    if _VALUES.fullmatch(equation):
+        return config.for_values(config.for_activations(cfg))
+    return cfg

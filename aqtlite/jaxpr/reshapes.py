@@ -1,0 +1,32 @@
+"""Reshapes: which axes of an array become which."""
+
+from collections.abc import Sequence
+
+
+def runs(
+    operand: Sequence[int], out: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Returns the smallest runs of axes with equal numbers of elements in both shapes.
+
+    Axes of size one are in no run.
+
+    >>> runs((2, 3, 4), (6, 1, 4))
+    [([0, 1], [0]), ([2], [2])]
+    """
+    found = []
+    before, after = (
+        [axis for axis, size in enumerate(shape) if size != 1]
+        for shape in (operand, out)
+    )
+    if 0 in operand:
+        return []
+    while before and after:
+        taken: tuple[list[int], list[int]] = [before.pop(0)], [after.pop(0)]
+        sizes = [operand[taken[0][0]], out[taken[1][0]]]
+        while sizes[0] != sizes[1]:
+            side = 0 if sizes[0] < sizes[1] else 1
+            axis = (before, after)[side].pop(0)
+            taken[side].append(axis)
+            sizes[side] *= (operand, out)[side][axis]
+        found.append(taken)
+    return found

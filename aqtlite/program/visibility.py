@@ -1,0 +1,154 @@
+"""What the scales of a contraction may see: nothing that its result does not, in float.
+
+A scale that is found from an activation is shared along the axes that are contracted.
+Where one operand is masked along them, as probabilities are for later positions, the
+scale of the other one would let each result see what the mask hides. Then each
+contracted element of the other operand has a scale of its own, which multiplies the
+masked operand: ``sum_s p_ts (s_s v_s) = sum_s (p_ts s_s) v_s``, and what is masked
+stays zero. The roles are told by the facts about the operands (`jaxpr.axis_facts`), not
+by their order, which `jnp.einsum` changes.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aqtlite.jaxpr.axis_facts import Facts, Source
+from aqtlite.jaxpr.sites import Site
+from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Side
+
+_UNKNOWN_ROLES = (
+    "one operand is masked along the axes that are contracted, and no scale of the "
+    "other one sees only what the mask leaves: give a static or learned range, or "
+    "calib_shared_axes"
+)
+_OVER_TIME = (
+    "it is a convolution over time, and one scale for all positions would let earlier "
+    "ones see later ones: give a static or learned range, or write it as a sum of "
+    "products, one for each tap"
+)
+WEIGHTS_ALONE = "its config quantizes weights alone, and both operands are activations"
+
+
+class Verdict(NamedTuple):
+    """The decision about the scales of a contraction."""
+
+    moves: Side | None = None
+    """Side of the equation whose scales multiply the other operand; None for none."""
+
+    why_float: str | None = None
+    """Reason why the contraction stays in float; None if it does not."""
+
+
+_AS_CONFIGURED = Verdict()
+
+
+def of_dot(site: Site, kinds: Sequence[str]) -> Verdict:
+    """Decides about a `dot_general` with an activation whose scale is dynamic.
+
+    Args:
+        site: the contraction.
+        kinds: "weight", "constant" or "activation", of lhs and rhs.
+    """
+    shapes = (atom.aval.shape for atom in site.eqn.invars[:2])
+    operation = DotGeneral.of(site.eqn.params["dimension_numbers"], *shapes)
+    lhs, rhs = (
+        _Operand(side, origin.facts, operation.axes(side), kind)
+        for side, origin, kind in zip(SIDES, site.operands, kinds, strict=True)
+    )
+    found = [_giver(lhs, rhs), _giver(rhs, lhs)]
+    wanted = [one for one in found if one is not None]
+    if not wanted:
+        return _AS_CONFIGURED
+    best = max(wanted, key=lambda one: (one.verdict.moves is not None, one.rank))
+    return best.verdict
+
+
+class _Operand(NamedTuple):
+    side: Side
+    facts: Facts
+    axes: OperandAxes
+    kind: str
+
+    def sources(self, axes: Sequence[int]) -> frozenset[Source]:
+        """Axes of inputs that some axes come from."""
+        return frozenset[Source]().union(*(self.facts.axes[i].sources for i in axes))
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether its elements along the contracting axes are probabilities."""
+        return any(map(self.facts.is_softmax, self.axes.contracting))
+
+    @property
+    def sees_twice(self) -> bool:
+        """Whether contracting and remaining axes come from one axis: of positions."""
+        contracted = self.sources(self.axes.contracting)
+        return bool(contracted & self.sources(self.axes.remaining))
+
+    def is_masked(self, axes: Sequence[int]) -> bool:
+        """Whether a mask varies along some of its axes."""
+        return any(self.facts.axes[axis].has_zeros for axis in axes)
+
+
+class _Found(NamedTuple):
+    verdict: Verdict
+    rank: int
+    """How clear it is that the operand is the masked one."""
+
+
+def _giver(masked: _Operand, other: _Operand) -> _Found | None:
+    """Decides whether `other` gives its scales to `masked`; None if nothing is masked.
+
+    Only the scale of an activation sees anything.
+    """
+    if other.kind != "activation":
+        return None
+    is_masked = masked.is_masked(masked.axes.contracting)
+    is_hidden = is_masked or masked.is_softmax
+    if not is_hidden and not masked.sees_twice:
+        return None
+    is_of_pairs = is_masked and masked.is_masked(masked.axes.remaining)
+    rank = 4 * masked.is_softmax + 2 * is_of_pairs + masked.sees_twice
+    if masked.kind == "activation" and _is_of_features(masked, other):
+        return _Found(Verdict(moves=other.side), rank)
+    contracted = other.sources(other.axes.contracting)
+    if not is_hidden or not contracted:
+        # Every result sees all contracted elements, or those are features.
+        return None
+    return _Found(Verdict(why_float=_UNKNOWN_ROLES), rank)
+
+
+def _is_of_features(masked: _Operand, other: _Operand) -> bool:
+    """Whether the remaining axes of `other`, which share a scale, are features."""
+    shared = other.sources(other.axes.remaining)
+    if not shared:
+        return True
+    # Features that are an input themselves: values given to a function of attention.
+    positions = masked.sources((*masked.axes.contracting, *masked.axes.remaining))
+    positions |= other.sources(other.axes.contracting)
+    is_clear = masked.is_softmax or masked.sees_twice
+    return is_clear and not shared & positions
+
+
+def is_over_time(site: Site) -> bool:
+    """Whether a convolution looks at earlier positions alone, along any axis.
+
+    The input may be padded by an equation before the convolution.
+    """
+    params = site.eqn.params
+    spec = params["dimension_numbers"]
+    shape = site.eqn.invars[1].aval.shape
+    facts = site.operands[0].facts
+    for i, (lhs_axis, rhs_axis) in enumerate(
+        zip(spec.lhs_spec[2:], spec.rhs_spec[2:], strict=True)
+    ):
+        reach = (shape[rhs_axis] - 1) * params["rhs_dilation"][i]
+        before, after = facts.axes[lhs_axis].padding
+        low, high = params["padding"][i]
+        if low + before >= reach > 0 >= high + after:
+            return True
+    return False
+
+
+def of_conv(site: Site) -> Verdict:
+    """Decides about a convolution with an input whose scale is dynamic."""
+    return Verdict(why_float=_OVER_TIME) if is_over_time(site) else _AS_CONFIGURED
