@@ -282,7 +282,7 @@ def _select(eqn: Any, inputs: Sequence[Facts]) -> Facts:
 
 
 def _convert(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    """A mask where a bool, or an integer that is not of parameters, becomes a number."""
+    """A mask where a bool, or an integer of an input, becomes a number."""
     made = _elementwise(eqn, eqn.outvars[0], inputs)
     kind = np.dtype(eqn.invars[0].aval.dtype).kind
     is_of_inputs = any(axis.sources for axis in made.axes)

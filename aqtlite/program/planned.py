@@ -103,6 +103,24 @@ class PlannedContraction:
         is_weight = self.lhs.kind == "weight" and self.rhs.kind != "weight"
         return self.op == "dot_general" and is_weight
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is a convolution that looks at one position, a matrix product.
+
+        It runs as one, in which each position has a scale of its own.
+        """
+        if self.op != "conv_general_dilated":
+            return False
+        params, shape = self.site.eqn.params, self.site.eqn.invars[1].aval.shape
+        spec = params["dimension_numbers"]
+        steps = *params["window_strides"], *params["lhs_dilation"]
+        return (
+            all(shape[axis] == 1 for axis in spec.rhs_spec[2:])
+            and all(step == 1 for step in steps)
+            and all(pads == (0, 0) for pads in params["padding"])
+            and params["feature_group_count"] == params["batch_group_count"] == 1
+        )
+
     def in_order(self, values: Sequence[Any]) -> list[Any]:
         """Returns its inputs in the order of the config: a single weight second.
 
@@ -127,6 +145,10 @@ class PlannedContraction:
             dims = params["dimension_numbers"]
             if self.is_exchanged:
                 dims = tuple((second, first) for first, second in dims)
+            return operations.DotGeneral.of(dims, lhs.shape, rhs.shape)
+        if self.is_pointwise:
+            spec = params["dimension_numbers"]
+            dims = ((spec.lhs_spec[1],), (spec.rhs_spec[1],)), ((), ())
             return operations.DotGeneral.of(dims, lhs.shape, rhs.shape)
         if self.op == "conv_general_dilated":
             geometry = (params[name] for name in _GEOMETRY)
@@ -177,7 +199,8 @@ class PlannedContraction:
         shared = granularity.layout(tensor, shape, axes, f"fwd.{side}").shared
         if set(shared) - set(axes.contracting) and not tensor.scale_moves:
             return "positions and examples"
-        return "positions" if self.op == "conv_general_dilated" else None
+        is_window = self.op == "conv_general_dilated" and not self.is_pointwise
+        return "positions" if is_window else None
 
     @property
     def prunes(self) -> bool:
@@ -214,10 +237,12 @@ class PlannedContraction:
             preferred_element_type=eqn.outvars[0].aval.dtype,
             out_sharding=eqn.params["out_sharding"],
             states=states,
-            order=self._order(lhs.ndim) if self.is_exchanged else None,
+            order=self._order(lhs.ndim),
         )
-        out = contraction.contract(cfg, operation, lhs, rhs, options)
-        return [cast(jax.Array, out)]  # Rules quantize no results.
+        out = cast(jax.Array, contraction.contract(cfg, operation, lhs, rhs, options))
+        if self.is_pointwise:
+            out = out.reshape(eqn.outvars[0].aval.shape)
+        return [out]  # Rules quantize no results.
 
     def replacement(self, states: States) -> Replacement:
         """Returns the replacement of its equation that contracts quantized."""
@@ -227,12 +252,17 @@ class PlannedContraction:
 
         return Replacement(function, states, per_step=self.site.per_step)
 
-    def _order(self, lhs_ndim: int) -> tuple[int, ...]:
-        """Returns the permutation of an exchanged contraction's result.
+    def _order(self, lhs_ndim: int) -> tuple[int, ...] | None:
+        """Returns the permutation of the result's axes; None for none.
 
-        It moves the remaining axes of the first operand behind those of the second.
+        In an exchanged contraction, it moves the remaining axes of the first operand
+        behind those of the second; in a pointwise convolution, the window to the end.
         """
         eqn = self.site.eqn
+        if self.is_pointwise:
+            return _order_of_pointwise(eqn.params["dimension_numbers"])
+        if not self.is_exchanged:
+            return None
         (_, rhs_ca), (batch, _) = eqn.params["dimension_numbers"]
         start, end = len(batch), lhs_ndim - len(rhs_ca)
         ndim = len(eqn.outvars[0].aval.shape)
@@ -246,6 +276,28 @@ class PlannedContraction:
         """
         eqn = self.site.eqn
         return [eqn.primitive.bind(*values, **eqn.params)]
+
+
+def _order_of_pointwise(spec: Any) -> tuple[int, ...]:
+    """The axes of a convolution's result among those of the matrix product.
+
+    The product has the axes of the input but its features, then those of the kernel but
+    these, whose window has size 1.
+    """
+    inputs = [axis for axis in range(len(spec.lhs_spec)) if axis != spec.lhs_spec[1]]
+    kernel = [axis for axis in range(len(spec.rhs_spec)) if axis != spec.rhs_spec[1]]
+    made: list[int] = [0] * len(spec.out_spec)
+    for number, (axis, of_lhs) in enumerate(
+        zip(spec.out_spec, spec.lhs_spec, strict=True)
+    ):
+        is_feature = number == 1
+        made[axis] = (
+            len(inputs) + kernel.index(spec.rhs_spec[0])
+            if is_feature
+            else inputs.index(of_lhs)
+        )
+    window = (len(inputs) + kernel.index(axis) for axis in spec.rhs_spec[2:])
+    return (*made, *window)
 
 
 _GEOMETRY = (
