@@ -263,7 +263,8 @@ def _either(axes: tuple[AxisFact, ...]) -> AxisFact:
 def _select(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     """A mask where a case is a constant: zero, or a very negative number."""
     condition, *cases = inputs
-    made = _elementwise(eqn, eqn.outvars[0], [condition, *cases])
+    made = _of_cases(eqn, cases)
+    made = made._replace(is_constant=made.is_constant and condition.is_constant)
     fills = [case.fill for case in cases if case.is_constant]
     is_zero = any(fill == 0 for fill in fills)
     is_floor = any(fill is not None and fill <= _VERY_NEGATIVE for fill in fills)
@@ -279,6 +280,13 @@ def _select(eqn: Any, inputs: Sequence[Facts]) -> Facts:
         for axis, of in zip(made.axes, condition.axes, strict=True)
     )
     return made._replace(axes=axes)
+
+
+def _of_cases(eqn: Any, cases: Sequence[Facts]) -> Facts:
+    axes = tuple(map(_either, zip(*(case.axes for case in cases), strict=True)))
+    is_constant = all(case.is_constant for case in cases)
+    is_exponential = any(case.is_exponential for case in cases)
+    return Facts(axes, is_constant, is_exponential=is_exponential)
 
 
 def _convert(eqn: Any, inputs: Sequence[Facts]) -> Facts:
