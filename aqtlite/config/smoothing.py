@@ -51,6 +51,13 @@ class Smoothing(representation.CompactRepr):
     """Round scales to the nearest power of two, in the logarithm. Division and
     multiplication by such a scale are exact and cancel bit for bit."""
 
+    @property
+    def sees_rows(self) -> bool:
+        """True if scales are found from all rows of the current lhs."""
+        how = self.lhs_calibration
+        is_known = how.has_state or how.is_learned or how.is_blind
+        return self.lhs_exponent > 0 and not is_known
+
     def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
             self._check_exponent(f"{side}_exponent")

@@ -76,12 +76,11 @@ def quantize_and_contract(
     in_shard_map = is_manual()
     if in_shard_map:
         operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
-    lhs = _quantized_first(how, operation, "lhs", lhs, seed, states.lhs)
-    rhs = _quantized_first(how, operation, "rhs", rhs, seed, states.rhs)
-    if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
-        lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
-    elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):
-        rhs, lhs = scale_moves.move(operation, "rhs", rhs, lhs)
+    if how.fwd.has_element_scales:
+        arrays = jax.tree.leaves((lhs, rhs))
+        is_traced = all(isinstance(x, jax.core.Tracer) for x in arrays)
+        moved = _moved_once if is_traced else _moved
+        lhs, rhs = moved(how, operation, lhs, rhs, seed, states)
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
     lhs, rhs = (
@@ -105,6 +104,28 @@ def quantize_and_contract(
     return out
 
 
+def _moved(
+    how: Execution,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    seed: jax.Array | None,
+    states: States,
+) -> tuple[Operand, Operand]:
+    """The operands, after the scale of one of them has multiplied the other."""
+    lhs = _quantized_first(how, operation, "lhs", lhs, seed, states.lhs)
+    rhs = _quantized_first(how, operation, "rhs", rhs, seed, states.rhs)
+    if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
+        lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
+    elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):
+        rhs, lhs = scale_moves.move(operation, "rhs", rhs, lhs)
+    return lhs, rhs
+
+
+# Attentions of one shape share one trace.
+_moved_once = inlined.traced_once(_moved, static_argnums=0)
+
+
 def _quantized_first(
     how: Execution,
     operation: Operation,
@@ -113,7 +134,6 @@ def _quantized_first(
     seed: jax.Array | None,
     state: Any,
 ) -> Operand:
-    """An operand, quantized if its scale is to multiply the other operand."""
     one = how.fwd.lhs if side == "lhs" else how.fwd.rhs
     if not one.tensor.scale_moves or isinstance(x, QTensor):
         return x

@@ -114,6 +114,12 @@ class ContractionExecution:
     """Rotation of the operands of a gradient."""
 
     @property
+    def has_element_scales(self) -> bool:
+        """Whether an operand has, or gets, a scale for each contracted element."""
+        sides = self.lhs, self.rhs
+        return any(one.scale_moves or one.tensor.scale_moves for one in sides)
+
+    @property
     def has_blocks(self) -> bool:
         """Whether an operand is quantized in blocks."""
         return self.lhs.tensor.blocks is not None or self.rhs.tensor.blocks is not None

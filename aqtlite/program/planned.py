@@ -191,7 +191,12 @@ class PlannedContraction:
         tensor = self.cfg.fwd.lhs if side == "lhs" else self.cfg.fwd.rhs
         index = self.index(side)
         is_activation = (self.lhs, self.rhs)[index].kind == "activation"
-        if not is_activation or not of_activations.is_found(tensor):
+        if not is_activation:
+            return None
+        smoothing = self.cfg.fwd.smoothing
+        if side == "lhs" and smoothing is not None and smoothing.sees_rows:
+            return "positions and examples"
+        if not of_activations.is_found(tensor):
             return None
         operation, *shapes = self.types()
         axes = operation.axes(side)

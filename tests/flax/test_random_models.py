@@ -61,6 +61,7 @@ def test_every_preset_is_drawn():
         name for name in dir(config) if inspect.isfunction(getattr(config, name))
     }
     others = {"describe", "differences", "from_json", "register", "to_json", "update"}
+    others |= {"for_activations", "for_values"}
     others |= {"presets", "unquantized"}
     others |= {"gptq"}  # Rounds at conversion: it serves other integers than it trains.
     drawn = {*random_configs.PRESETS, "lsq_weight_only"}  # The last by "lsq".

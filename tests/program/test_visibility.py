@@ -281,6 +281,9 @@ def test_the_plan_says_what_positions_share():
     plan = planned(lambda w, x: x @ w, normal((4, 4)), Q, params=0, rules=cfg)
     assert plan.contractions[0].shared_by("lhs") == "positions and examples"
     assert "positions and examples share the scale of lhs" in str(plan)
+    cfg = config.update(INT8, {"fwd.smoothing": config.Smoothing()})
+    plan = planned(lambda w, x: x @ w, normal((4, 4)), Q, params=0, rules=cfg)
+    assert plan.contractions[0].shared_by("lhs") == "positions and examples"
     plan = planned(attention, Q, K, V)
     assert [one.shared_by("lhs") for one in plan.contractions] == [None, None]
     assert "the scales of rhs multiply lhs" in str(plan) or (
