@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from aqtlite.calibration import base, power_mean
-from aqtlite.numerics import fields
+from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
 
@@ -54,3 +54,9 @@ class AbsMean(base.Calibration):
         if self.clipping_scale is None:
             return mean
         return power_mean.multiple(mean, self.clipping_scale)
+
+    def masked_range(
+        self, x: jax.Array, mask: jax.Array, axes: Axes, grid: Numerics
+    ) -> base.Range:
+        del mask  # Zeros are not in the mean.
+        return self.range(x, axes, grid, ())

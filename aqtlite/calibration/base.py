@@ -64,9 +64,10 @@ class Calibration:
 
     A calibration for symmetric grids only needs `bound`; for grids with a zero point,
     override `range`. To gather statistics over batches, also override `has_state`,
-    `init_state`, `update` and, where possible, `merge`, and read `Statistics` in
-    `range`. For parameters trained by an optimizer, override `is_learned`,
-    `init_parameters` and `parameters_gradient`, and read the parameters in `range`.
+    `init_state`, `update` and, where possible, `masked_update` and `merge`, and read
+    `Statistics` in `range`. For parameters trained by an optimizer, override
+    `is_learned`, `init_parameters` and `parameters_gradient`, and read the parameters
+    in `range`.
 
     Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
     write it as JSON and into checkpoints.
@@ -124,6 +125,32 @@ class Calibration:
         """
         del x, axes, grid
         return statistics.state
+
+    def masked_update(
+        self,
+        statistics: Statistics,
+        x: jax.Array,
+        mask: jax.Array,
+        axes: Axes,
+        grid: Numerics,
+    ) -> State:
+        """The state after one more batch, of which only some elements count.
+
+        The result is that of `update` without the others. Override it so that batches
+        may be padded (``calibrate(..., mask=)``).
+
+        Args:
+            statistics: statistics of the earlier batches.
+            x: batch, float32, any shape, zero where the mask is False.
+            mask: bool of the shape of x, True for elements that count.
+            axes: axes that share a scale.
+            grid: number grid.
+
+        Raises:
+            ValueError: if not overridden.
+        """
+        del statistics, x, mask, axes, grid
+        raise ValueError(_takes_no_mask(self, "masked_update"))
 
     def merge(self, statistics: Statistics, other: Statistics, grid: Numerics) -> State:
         """Merges two statistics, each of at least one batch, into one state.
@@ -231,6 +258,35 @@ class Calibration:
         """
         del grid, state
         return Range(self.bound(x, axes))
+
+    def masked_range(
+        self, x: jax.Array, mask: jax.Array, axes: Axes, grid: Numerics
+    ) -> Range:
+        """The range of the elements that count, for one without state or parameters.
+
+        By default that of `range`, if zeros never change it.
+
+        Args:
+            x: array, float32, any shape, zero where the mask is False.
+            mask: bool of the shape of x, True for elements that count.
+            axes: axes that share a scale.
+            grid: number grid.
+
+        Raises:
+            ValueError: if zeros change the range, and it is not overridden.
+        """
+        del mask
+        if not self.ignores_zeros:
+            raise ValueError(_takes_no_mask(self, "masked_range"))
+        return self.range(x, axes, grid, ())
+
+
+def _takes_no_mask(calibration: Calibration, method: str) -> str:
+    return (
+        f"calibrate was given mask=, and {calibration!r} cannot leave out tokens: "
+        f"{type(calibration).__name__} has no `{method}`. Give batches without "
+        "padding, or use one that can, such as calibration.MaxOverBatches()"
+    )
 
 
 def check_looks_at_one_array(calibration: Any, where: str) -> None:

@@ -7,7 +7,7 @@ A fractional count is invalid: an optimizer changed it, for instance by weight d
 it is a mean of several counts. The statistics were then changed as well.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from jax import lax
 from aqtlite.calibration.base import Calibration, Statistics
 from aqtlite.numerics import Numerics
 from aqtlite.shapes.dimension_numbers import Axes
+
+T = TypeVar("T")
 
 
 def no_batches() -> jax.Array:
@@ -55,6 +57,39 @@ def updated(
     """
     state = calibration.update(statistics, x, axes, grid)
     return Statistics(statistics.batches + 1, state)
+
+
+def masked(
+    calibration: Calibration,
+    statistics: Statistics,
+    x: jax.Array,
+    mask: jax.Array,
+    axes: Axes,
+    grid: Numerics,
+) -> Statistics:
+    """Statistics after one more batch, of which only some elements count.
+
+    A batch with no such element changes nothing.
+
+    Args:
+        calibration: calibration that gathers the statistics.
+        statistics: statistics of the earlier batches.
+        x: batch, float32.
+        mask: bool of the shape of x, True for elements that count.
+        axes: axes that share a scale.
+        grid: number grid.
+    """
+    x = jnp.where(mask, x, jnp.float32(0))
+    state = calibration.masked_update(statistics, x, mask, axes, grid)
+    after = Statistics(statistics.batches + 1, state)
+    return if_any(mask, after, statistics)
+
+
+def if_any(mask: jax.Array, after: T, before: T) -> T:
+    """Returns a pytree as it was before, unless an element of a mask is True."""
+    counts = jnp.any(mask)
+    chosen: T = jax.tree.map(lambda x, y: jnp.where(counts, x, y), after, before)
+    return chosen
 
 
 def merged(

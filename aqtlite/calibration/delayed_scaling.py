@@ -53,6 +53,17 @@ class DelayedScaling(base.Calibration):
         history = jnp.roll(history, 1, 0).at[0].set(present)
         return {"history": history, "high": high}
 
+    def masked_update(
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        mask: jax.Array,
+        axes: Axes,
+        grid: Numerics,
+    ) -> base.State:
+        del mask  # Zeros change no largest magnitude.
+        return self.update(statistics, x, axes, grid)
+
     def range(
         self, x: jax.Array, axes: Axes, grid: Numerics, statistics: Any
     ) -> base.Range:

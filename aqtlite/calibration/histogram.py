@@ -30,19 +30,36 @@ def empty(shape: tuple[int, ...], mantissa_bits: int) -> jax.Array:
     return jnp.zeros((_number_of_bins(mantissa_bits), *shape), jnp.uint32)
 
 
-def add(counts: jax.Array, x: jax.Array, axes: Axes, mantissa_bits: int) -> jax.Array:
+def add(
+    counts: jax.Array,
+    x: jax.Array,
+    axes: Axes,
+    mantissa_bits: int,
+    mask: jax.Array | None = None,
+) -> jax.Array:
     """Counts the magnitudes of an array along axes, in addition to earlier ones.
 
     NaN and infinity are in the last bin, which holds nothing else.
+
+    Args:
+        counts: earlier counts.
+        x: float32.
+        axes: axes of the elements counted together.
+        mantissa_bits: as in `edges`.
+        mask: bool of the shape of x, True for elements to count; None for all.
     """
     bins = len(counts)
     bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
     shift = _MANTISSA_BITS - mantissa_bits
     found = jnp.where(jnp.isfinite(x), (bits + ((1 << shift) - 1)) >> shift, -1)
-    found = replicated(jnp.where(found < 0, bins - 1, found))
+    found = jnp.where(found < 0, bins - 1, found)
+    if mask is not None:
+        found = jnp.where(mask, found, bins)  # In no bin.
+    found = replicated(found)
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     sizes = (math.prod(x.shape[axis] for axis in part) for part in (kept, axes))
     rows = found.transpose(*kept, *axes).reshape(tuple(sizes))
+    # Indices beyond the length are dropped.
     new = jax.vmap(lambda row: jnp.bincount(row, length=bins))(rows)
     return merge(counts, new.astype(jnp.uint32).T.reshape(counts.shape))
 
@@ -59,12 +76,7 @@ def percentile(counts: jax.Array, percentage: float, mantissa_bits: int) -> jax.
     The percentage is taken in exact decimal, and counts are summed exactly.
     """
     low, high = _cumulative_sums(counts)
-    share = fractions.Fraction(str(percentage)) / 100
-    digits = -(-share.denominator.bit_length() // 16)
-    is_reached = _is_at_least(
-        _multiple((low, high), share.denominator, digits),
-        _multiple((low[-1:], high[-1:]), share.numerator, digits),
-    )
+    is_reached = is_percentage((low, high), (low[-1:], high[-1:]), percentage)
     first = jnp.argmax(is_reached, axis=0).astype(jnp.int32)
     shift = _MANTISSA_BITS - mantissa_bits
     edge = lax.bitcast_convert_type(first << shift, jnp.float32)
@@ -72,25 +84,37 @@ def percentile(counts: jax.Array, percentage: float, mantissa_bits: int) -> jax.
     return jnp.where(counts[-1] > 0, jnp.float32(np.nan), edge)
 
 
+Words = tuple[jax.Array, jax.Array]
+"""Low and high words of a number, uint32."""
+
+
+def is_percentage(part: Words, whole: Words, percentage: float) -> jax.Array:
+    """Whether a number is at least a percentage, in exact decimal, of another one."""
+    share = fractions.Fraction(str(percentage)) / 100
+    digits = -(-share.denominator.bit_length() // 16)
+    return _is_at_least(
+        _multiple(part, share.denominator, digits),
+        _multiple(whole, share.numerator, digits),
+    )
+
+
 def _number_of_bins(mantissa_bits: int) -> int:
     return 1 << (8 + mantissa_bits)
 
 
-def _cumulative_sums(counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Exact cumulative sums along the first axis, as low and high words."""
+def _cumulative_sums(counts: jax.Array) -> Words:
+    """Exact cumulative sums along the first axis."""
     low = jnp.cumsum(counts, axis=0, dtype=jnp.uint32)
     # A step wraps around at most once; the sum is then smaller than the added term.
     high = jnp.cumsum(low < counts, axis=0, dtype=jnp.uint32)
     return low, high
 
 
-def _multiple(
-    words: tuple[jax.Array, jax.Array], factor: int, digits: int
-) -> list[jax.Array]:
+def _multiple(words: Words, factor: int, digits: int) -> list[jax.Array]:
     """A product, in 16-bit digits, the lowest first.
 
     Args:
-        words: low and high words of a number.
+        words: the number.
         factor: factor, not negative.
         digits: number of 16-bit digits of the factor.
     """

@@ -1,6 +1,7 @@
 """Calibration by a search for the least squared error."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ _FIXED_POINT = np.float32(2.0**29)
 # Random bits with which stochastic rounding rounds to nearest.
 _MEDIAN_NOISE = np.uint32(1 << 31)
 
+_Mean = Callable[[jax.Array, Axes], jax.Array]
+"""Function from errors and axes to the root of the mean of the squares."""
 
 CANDIDATES = tuple(round(1 - 0.02 * i, 2) for i in range(40))
 """Fractions tried by default: 1, 0.98, ..., 0.22."""
@@ -95,10 +98,28 @@ class MseSearch(base.Calibration):
     def range(
         self, x: jax.Array, axes: Axes, grid: Numerics, state: base.State
     ) -> base.Range:
+        del state
+        return self._found(x, axes, grid, _root_mean_square)
+
+    def masked_range(
+        self, x: jax.Array, mask: jax.Array, axes: Axes, grid: Numerics
+    ) -> base.Range:
+        count = power_mean.number_of(mask, axes)
+
+        def mean(error: jax.Array, axes: Axes) -> jax.Array:
+            error = jnp.where(mask, error, jnp.float32(0))
+            return power_mean.power_mean_of(error, count, axes, 2.0)
+
+        return self._found(x, axes, grid, mean)
+
+    def _found(
+        self, x: jax.Array, axes: Axes, grid: Numerics, mean: _Mean
+    ) -> base.Range:
+        """The range with the least mean of squared errors."""
         if grid.zero_point_range is None:
             whole = base.Range(reduction.largest_magnitude(x, axes))
         else:
-            whole = min_max.MinMax().range(x, axes, grid, state)
+            whole = min_max.MinMax().range(x, axes, grid, ())
         known = lax.stop_gradient(whole)
         largest = known.high
         if known.low is not None:
@@ -109,22 +130,23 @@ class MseSearch(base.Calibration):
 
         def error_of(fraction: jax.Array) -> jax.Array:
             found = jax.tree.map(lambda end: end * fraction, ends)
-            return _error(values, found, axes, grid)
+            return mean(_error(values, found, grid), axes)
 
         best = best_fraction(lax.map(error_of, fractions), fractions)
         found: base.Range = jax.tree.map(lambda end: end * best, whole)
         return found
 
 
-def _error(
-    values: jax.Array, found: base.Range, axes: Axes, grid: Numerics
-) -> jax.Array:
-    """The root mean square of the quantization error.
+def _root_mean_square(error: jax.Array, axes: Axes) -> jax.Array:
+    return power_mean.power_mean(error, axes, 2.0)
+
+
+def _error(values: jax.Array, found: base.Range, grid: Numerics) -> jax.Array:
+    """The quantization error, in fixed point.
 
     Args:
         values: magnitudes up to 1.
         found: range of each channel.
-        axes: axes that share a scale.
         grid: number grid.
     """
     scale, zero_point = base.scale_and_zero_point(found, grid, po2=False)
@@ -137,7 +159,7 @@ def _error(
     # Subtracted as integers: a compiler could contract the product and the difference
     # of floats to an FMA.
     error = _to_fixed_point(quantized) - _to_fixed_point(values)
-    return power_mean.power_mean(error.astype(jnp.float32), axes, 2.0)
+    return error.astype(jnp.float32)
 
 
 def _to_fixed_point(x: jax.Array) -> jax.Array:

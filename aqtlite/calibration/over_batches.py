@@ -48,7 +48,20 @@ class OverBatches(base.Calibration, abc.ABC):
     def update(
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
-        found = self.of.range(x, axes, grid, ())
+        return self._with(statistics, self.of.range(x, axes, grid, ()))
+
+    def masked_update(
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        mask: jax.Array,
+        axes: Axes,
+        grid: Numerics,
+    ) -> base.State:
+        return self._with(statistics, self.of.masked_range(x, mask, axes, grid))
+
+    def _with(self, statistics: base.Statistics, found: base.Range) -> base.State:
+        """The state after a batch with this range."""
         ends = {"high": found.high}
         if found.low is not None:
             ends["low"] = found.low

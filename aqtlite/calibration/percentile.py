@@ -3,13 +3,14 @@
 import dataclasses
 import fractions
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, min_max, power_mean
+from aqtlite.calibration import base, histogram, min_max, power_mean
 from aqtlite.lowering import reduction
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.numerics import Numerics, fields
@@ -69,6 +70,29 @@ class Percentile(base.Calibration):
         above, below = min_max.both_sides(x)
         return base.Range(self.bound(above, axes), -self.bound(below, axes))
 
+    def masked_range(
+        self, x: jax.Array, mask: jax.Array, axes: Axes, grid: Numerics
+    ) -> base.Range:
+        if grid.zero_point_range is None:
+            return base.Range(self._masked_bound(x, mask, axes))
+        above, below = (
+            self._masked_bound(part, mask, axes) for part in min_max.both_sides(x)
+        )
+        return base.Range(above, -below)
+
+    def _masked_bound(self, x: jax.Array, mask: jax.Array, axes: Axes) -> jax.Array:
+        bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+        count = power_mean.number_of(mask, axes)
+        percentage = self.percentage
+
+        def is_beyond(candidate: jax.Array) -> jax.Array:
+            below = power_mean.number_of(mask & (bits < candidate), axes)
+            return histogram.is_percentage(_words(below), _words(count), percentage)
+
+        found = _largest_not_beyond(is_beyond, jnp.zeros_like(count))
+        largest = reduction.largest_magnitude(x, axes)
+        return jnp.where(jnp.isfinite(largest), found, jnp.float32(np.nan))
+
     @property
     def cost_in_training(self) -> str | None:
         return "31 passes over the array"
@@ -108,13 +132,34 @@ class _Smallest(TargetDependent):
         # Non-negative floats are ordered like their bits.
         bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
 
-        def add_bit(i: jax.Array, found: jax.Array) -> jax.Array:
-            candidate = found | (np.int32(1 << 30) >> i)
+        def is_beyond(candidate: jax.Array) -> jax.Array:
             below = jnp.sum(
                 bits < candidate, axis=self.axes, keepdims=True, dtype=jnp.int32
             )
-            return jnp.where(below < self.k, candidate, found)
+            return below >= self.k
 
         start = jnp.zeros_like(jnp.min(bits, axis=self.axes, keepdims=True))
-        found = lax.fori_loop(0, 31, add_bit, start)
-        return lax.bitcast_convert_type(found, jnp.float32)
+        return _largest_not_beyond(is_beyond, start)
+
+
+def _largest_not_beyond(
+    is_beyond: Callable[[jax.Array], jax.Array], start: jax.Array
+) -> jax.Array:
+    """The largest float that is not beyond a threshold, by its bits, the highest first.
+
+    Args:
+        is_beyond: whether floats with these bits, int32, are beyond it.
+        start: zeros, int32.
+    """
+
+    def add_bit(i: jax.Array, found: jax.Array) -> jax.Array:
+        candidate = found | (np.int32(1 << 30) >> i)
+        return jnp.where(is_beyond(candidate), found, candidate)
+
+    found = lax.fori_loop(0, 31, add_bit, start)
+    return lax.bitcast_convert_type(found, jnp.float32)
+
+
+def _words(count: jax.Array) -> histogram.Words:
+    low = count.astype(jnp.uint32)
+    return low, jnp.zeros_like(low)

@@ -59,12 +59,33 @@ class PercentileOverBatches(base.Calibration):
     def update(
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
+        return self._counted(statistics, x, None, axes, grid)
+
+    def masked_update(
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        mask: jax.Array,
+        axes: Axes,
+        grid: Numerics,
+    ) -> base.State:
+        return self._counted(statistics, x, mask, axes, grid)
+
+    def _counted(
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        mask: jax.Array | None,
+        axes: Axes,
+        grid: Numerics,
+    ) -> base.State:
+        """The histograms with the elements of a batch, or those that count."""
         parts = {"counts": x}
         if grid.zero_point_range is not None:
             above, below = min_max.both_sides(x)
             parts = {"above": above, "below": below}
         return {
-            name: histogram.add(counts, parts[name], axes, self.mantissa_bits)
+            name: histogram.add(counts, parts[name], axes, self.mantissa_bits, mask)
             for name, counts in statistics.state.items()
         }
 

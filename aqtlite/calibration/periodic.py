@@ -1,6 +1,8 @@
 """A range that is recomputed periodically."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax import lax
@@ -42,12 +44,31 @@ class Periodic(over_batches.OverBatches):
     def update(
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
-        found = super().update
+        return self._in_turn(super().update, statistics, x, axes, grid)
+
+    def masked_update(
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        mask: jax.Array,
+        axes: Axes,
+        grid: Numerics,
+    ) -> base.State:
+        return self._in_turn(super().masked_update, statistics, x, mask, axes, grid)
+
+    def _in_turn(
+        self,
+        update: Callable[..., base.State],
+        statistics: base.Statistics,
+        *args: Any,
+    ) -> base.State:
+        """The updated state in the first of `period` batches, otherwise the same."""
+        *arrays, axes, grid = args
         # Inside `jax.shard_map` the branches have to vary along the same axes.
-        statistics, x = vary_together((statistics, x))
+        statistics, *arrays = vary_together((statistics, *arrays))
         updated: base.State = lax.cond(
             statistics.batches % self.period == 0,
-            lambda: found(statistics, x, axes, grid),
+            lambda: update(statistics, *arrays, axes, grid),
             lambda: statistics.state,
         )
         return updated

@@ -46,6 +46,18 @@ def power_mean_of_nonzero(x: jax.Array, axes: Axes, p: float) -> jax.Array:
     return _PowerMean(tuple(axes), p, counts="nonzero")(x)
 
 
+def power_mean_of(x: jax.Array, count: jax.Array, axes: Axes, p: float) -> jax.Array:
+    """Computes the `power_mean` of some elements; 0 if there are none.
+
+    Args:
+        x: float32, zero where an element does not count.
+        count: number of elements that count, int32, keepdims.
+        axes: axes to reduce.
+        p: exponent, from 1/8 to 8.
+    """
+    return _PowerMean(tuple(axes), p, counts="given")(x, count)
+
+
 def multiple(mean: jax.Array, factor: float) -> jax.Array:
     """A multiple of a mean, capped at the largest float if the mean is finite."""
     product = jnp.minimum(mean * np.float32(factor), jnp.finfo(jnp.float32).max)
@@ -58,9 +70,9 @@ class _PowerMean(TargetDependent):
 
     axes: Axes
     p: float
-    counts: Literal["all", "nonzero"]
+    counts: Literal["all", "nonzero", "given"]
 
-    def reference(self, x: jax.Array) -> jax.Array:
+    def reference(self, x: jax.Array, *count: jax.Array) -> jax.Array:
         largest = jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)
         has_values = largest > 0
         unit = lax.stop_gradient(jnp.where(has_values, largest, 1))
@@ -68,10 +80,10 @@ class _PowerMean(TargetDependent):
         magnitudes = jnp.abs(jnp.where(x == 0, 1, x)) / unit
         powers = jnp.where(x == 0, 0, magnitudes**self.p)
         total = jnp.sum(powers, axis=self.axes, keepdims=True)
-        mean = jnp.where(has_values, total * self._reciprocal_count(x), 1)
+        mean = jnp.where(has_values, total * self._reciprocal_count(x, *count), 1)
         return jnp.where(has_values, unit * mean ** (1 / self.p), 0)
 
-    def lowered(self, target: Target, x: jax.Array) -> jax.Array:
+    def lowered(self, target: Target, x: jax.Array, *count: jax.Array) -> jax.Array:
         del target
         largest = reduction.largest_magnitude(x, self.axes)
         normal, half_unit = normalized(x, largest)
@@ -80,15 +92,17 @@ class _PowerMean(TargetDependent):
         # the product that made the powers, and thus skip a rounding.
         terms = (powers * np.float32(2.0**_BITS)).astype(jnp.int32)
         total = _sum_of_integers(terms, self.axes)
-        mean = total * self._reciprocal_count(x) * np.float32(2.0**-_BITS)
+        mean = total * self._reciprocal_count(x, *count) * np.float32(2.0**-_BITS)
         result = 2 * power(mean, 1 / self.p) * half_unit
         return jnp.where(jnp.isfinite(largest), result, jnp.float32(np.nan))
 
-    def _reciprocal_count(self, x: jax.Array) -> jax.Array | np.float32:
+    def _reciprocal_count(
+        self, x: jax.Array, *given: jax.Array
+    ) -> jax.Array | np.float32:
         """A reciprocal: XLA replaces division by a constant in some programs only."""
         if self.counts == "all":
             return np.float32(1 / max(count_along(x, self.axes), 1))
-        count = count_of_nonzero(x, self.axes)
+        count = given[0] if given else count_of_nonzero(x, self.axes)
         return 1 / jnp.maximum(count, 1).astype(jnp.float32)
 
 
@@ -131,6 +145,11 @@ def count_of_nonzero(x: jax.Array, axes: Axes) -> jax.Array:
     # CPUs treat subnormals as zero.
     is_zero = jnp.abs(x) < jnp.finfo(jnp.float32).tiny
     return jnp.sum(~is_zero, axis=axes, keepdims=True, dtype=jnp.int32)
+
+
+def number_of(mask: jax.Array, axes: Axes) -> jax.Array:
+    """The number of elements that are True, int32, keepdims."""
+    return jnp.sum(mask, axis=axes, keepdims=True, dtype=jnp.int32)
 
 
 def count_along(x: jax.Array, axes: Axes) -> int:

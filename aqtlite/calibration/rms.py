@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from aqtlite.calibration import base, power_mean
-from aqtlite.numerics import fields
+from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
 
@@ -40,3 +40,11 @@ class RMS(base.Calibration):
     def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
         mean = power_mean.power_mean(x, axes, 2.0)
         return power_mean.multiple(mean, self.factor)
+
+    def masked_range(
+        self, x: jax.Array, mask: jax.Array, axes: Axes, grid: Numerics
+    ) -> base.Range:
+        del grid
+        count = power_mean.number_of(mask, axes)
+        mean = power_mean.power_mean_of(x, count, axes, 2.0)
+        return base.Range(power_mean.multiple(mean, self.factor))

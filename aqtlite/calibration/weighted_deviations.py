@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -110,14 +110,50 @@ class WeightedDeviations(base.Calibration):
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
         del grid
-        state = statistics.state
         if self.filter_zeros:
-            mean = power_mean.power_mean_of_nonzero
             ones = power_mean.count_of_nonzero(x, axes).astype(jnp.float32)
+            mean = power_mean.power_mean_of_nonzero
         else:
-            mean = power_mean.power_mean
             count = power_mean.count_along(x, axes)
-            ones = jnp.full_like(state["ones"], count)
+            ones = jnp.full_like(statistics.state["ones"], count)
+            mean = power_mean.power_mean
+        return self._averaged(statistics.state, x, axes, ones, mean)
+
+    def masked_update(
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        mask: jax.Array,
+        axes: Axes,
+        grid: Numerics,
+    ) -> base.State:
+        if self.filter_zeros:
+            return self.update(statistics, x, axes, grid)
+        count = power_mean.number_of(mask, axes)
+        ones = count.astype(jnp.float32)
+
+        def mean(x: jax.Array, axes: Axes, p: float) -> jax.Array:
+            return power_mean.power_mean_of(x, count, axes, p)
+
+        return self._averaged(statistics.state, x, axes, ones, mean)
+
+    def _averaged(
+        self,
+        state: base.State,
+        x: jax.Array,
+        axes: Axes,
+        ones: jax.Array,
+        mean: Callable[[jax.Array, Axes, float], jax.Array],
+    ) -> base.State:
+        """The moving averages after one more batch.
+
+        Args:
+            state: the averages before.
+            x: batch, float32.
+            axes: axes that share a scale.
+            ones: number of elements in the means, float32, keepdims.
+            mean: power mean of an array along axes with an exponent.
+        """
         rate = np.float32(1 / self.ema_update_count)
         rates = np.float32(1) - rate, rate
         weights = state["ones"] * rates[0], ones * rates[1]

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from aqtlite import config, noise
 from aqtlite.config import arithmetic
 from aqtlite.contraction import differentiation, execution, requantization
+from aqtlite.jaxpr import counted
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -102,6 +103,8 @@ def contract(
         kind = options.precision, options.preferred_element_type
         out = operation.in_float(lhs, rhs, *kind, out_sharding)
         return out if order is None else out.transpose(order)
+    if counted.is_counting():
+        return _with_mask_of_float(cfg, operation, lhs, rhs, options)
     precision, states = options.precision, States()
     if precision is not None:
         precision = _precision_of_floats(cfg, operation, precision)
@@ -149,6 +152,33 @@ def contract(
     if not cfg.out.is_quantized:
         return out
     return requantization.quantize(out, cfg.out, states.out)
+
+
+def _with_mask_of_float(
+    cfg: config.DotGeneral, operation: Operation, lhs: Any, rhs: Any, options: Options
+) -> jax.Array | QTensor:
+    """Contracts two operands, and lets the result count where the float one does."""
+    unquantized = requantization.left_float(cfg)
+    of_axes = Options(
+        preferred_element_type=_out_dtype(options.preferred_element_type, lhs, rhs),
+        order=options.order,
+    )
+
+    def run(cfg: Any, lhs: Any, rhs: Any, options: Options) -> jax.Array:
+        return cast(jax.Array, contract(cfg, operation, lhs, rhs, options))
+
+    in_float = None
+    if type(operation).in_float is not Operation.in_float:
+        in_float = run(None, _array(lhs), _array(rhs), of_axes)
+    out = counted.like(lambda: run(unquantized, lhs, rhs, options), in_float)
+    if not cfg.out.is_quantized:
+        return out
+    state = () if options.states is None else _checked_states(options.states).out
+    return requantization.quantize(out, cfg.out, state)
+
+
+def _array(x: Operand) -> jax.Array:
+    return x.dequant() if isinstance(x, QTensor) else x
 
 
 def _in_storage(

@@ -35,7 +35,7 @@ from aqtlite.quantization import (
     gradient_statistics,
     padding,
     preparation,
-    statistics,
+    state_checks,
 )
 from aqtlite.quantization.quantizer import Seeds
 from aqtlite.quantization.statistics import States
@@ -381,7 +381,7 @@ def _gradient(
     states = _NO_STATES
     tensor = how.lhs.tensor
     if tensor.gathers_statistics:
-        statistics.check_given(tensor, state, how.lhs.path)
+        state_checks.check_given(tensor, state, how.lhs.path)
         state = gradient_statistics.update(tensor, state, g, how.lhs.path)
         states = States(lhs=gradient_statistics.typed(tensor, state, g.ndim))
         # Two batches may have equal bounds, and still need different noise.

@@ -132,12 +132,40 @@ def second_moment(operation: Operation, lhs: jax.Array, rhs_shape: Axes) -> jax.
         (found,) = jax.vjp(outputs, zeros)[1](lhs)
         return found
     if isinstance(operation, ConvGeneralDilated):
-        rows = _patches(operation, lhs).reshape(-1, groups, inputs).swapaxes(0, 1)
-    else:
-        axes = operation.axes("lhs")
-        order = (*axes.batch, *axes.remaining, *axes.contracting)
-        rows = lhs.transpose(order).reshape(groups, -1, inputs)
+        return _of_rows(_rows_of_patches(_patches(operation, lhs), groups, inputs))
+    axes = operation.axes("lhs")
+    order = (*axes.batch, *axes.remaining, *axes.contracting)
+    return _of_rows(lhs.transpose(order).reshape(groups, -1, inputs))
+
+
+def masked_second_moment(
+    operation: Operation, lhs: jax.Array, mask: jax.Array, rhs_shape: Axes
+) -> jax.Array:
+    """Returns the `second_moment` of the elements that count, others being zero.
+
+    A patch of a convolution counts if all of its elements do.
+
+    Args:
+        operation: forward contraction.
+        lhs: float32.
+        mask: bool of the shape of lhs, True for elements that count.
+        rhs_shape: shape of the rhs, without padding.
+    """
+    kept = jnp.where(mask, lhs, jnp.float32(0))
+    if not isinstance(operation, ConvGeneralDilated):
+        return second_moment(operation, kept, rhs_shape)
+    groups, inputs, _ = Matrices.of(operation, rhs_shape).shape
+    left_out = (_patches(operation, (~mask).astype(jnp.float32)) > 0).any(-1)
+    patches = jnp.where(left_out[..., None], 0, _patches(operation, kept))
+    return _of_rows(_rows_of_patches(patches, groups, inputs))
+
+
+def _of_rows(rows: jax.Array) -> jax.Array:
     return jnp.einsum("gtk,gtl->gkl", rows, rows, precision="highest")
+
+
+def _rows_of_patches(patches: jax.Array, groups: int, inputs: int) -> jax.Array:
+    return patches.reshape(-1, groups, inputs).swapaxes(0, 1)
 
 
 def _patches(operation: ConvGeneralDilated, lhs: jax.Array) -> jax.Array:

@@ -184,7 +184,9 @@ def states_after(
 ) -> States:
     """Returns the states of a contraction updated with the statistics of this batch."""
     lhs, rhs, *_ = one.in_order(values)
-    return statistics.update_states(one.cfg, states, lhs, rhs, one.operation(values))
+    return statistics.update_states(
+        one.cfg, states, lhs, rhs, one.operation(values), repr(one.path)
+    )
 
 
 def states_of(one: PlannedContraction, state: State) -> States:
@@ -215,3 +217,18 @@ def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
         if collection == STATISTICS:
             after[STATISTICS][one.path] = entry
     return after
+
+
+def is_state(x: Any) -> bool:
+    """Whether `x` is a state, not parameters in a collection "params"."""
+    collections = {PARAMETERS, STATISTICS, OF_GRADIENTS}
+    if not isinstance(x, Mapping) or not x.keys() <= collections:
+        return False
+    return all(
+        isinstance(by_path, Mapping) and all(map(_is_entry, by_path.values()))
+        for by_path in x.values()
+    )
+
+
+def _is_entry(x: Any) -> bool:
+    return isinstance(x, Mapping) and x.keys() <= set(States._fields)

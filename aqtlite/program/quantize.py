@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import errors
+from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.calibration_state import State
+from aqtlite.program.masking import evaluation as masking
 from aqtlite.program.naming import (
     Naming,
     Parameters,
@@ -29,9 +31,6 @@ from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
 from aqtlite.quantization.state_collections import (
-    OF_GRADIENTS,
-    PARAMETERS,
-    STATISTICS,
     collections_of,
 )
 from aqtlite.quantization.statistics import States
@@ -70,7 +69,7 @@ class QuantizedFunction:
         empty, the result is a pair: the function's result, and the state updated with
         the statistics of this call.
         """
-        is_given = bool(args) and _is_state(args[0])
+        is_given = bool(args) and states_lib.is_state(args[0])
         # Contractions that a framework injects have calibrations of their own.
         if not self.has_state and not (is_given and any(args[0].values())):
             out, _ = self.run({}, args, kwargs)
@@ -157,13 +156,37 @@ class QuantizedFunction:
         Raises:
             TypeError: if `state` is not a state, as where arguments come before it.
         """
-        if not _is_state(state):
+        if not states_lib.is_state(state):
             raise TypeError(
                 "gather(state, *args) takes a state that init_state(*args) or gather "
                 f"returned, before the function's arguments; got {errors.brief(state)}"
             )
         _, planned, aux = self._evaluate(state, args, kwargs, states_lib.gathering)
         return states_lib.updated(state, planned, aux)
+
+    def gather_counted(
+        self, mask: Any, state: State, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Gathers the statistics of the tokens that count, as `gather` does of all.
+
+        Args:
+            mask: bool array, True for tokens that count, for all arrays whose leading
+                axes have its shape; or a tuple, as for `aqtlite.flax.calibrate`.
+            state: as in `gather`.
+            *args: positional arguments of the function.
+            **kwargs: keyword arguments of the function, of which all elements count.
+
+        Raises:
+            TypeError: if `state` is not a state, or a mask is not of bool.
+            ValueError: if a mask does not fit, as for `aqtlite.flax.calibrate`.
+        """
+
+        def update(state: State, kwargs: Any, args: Any) -> dict[str, Any]:
+            return self.gather(state, *args, **kwargs)
+
+        masks = masks_lib.of_leaves(mask, args)
+        after: dict[str, Any] = masking.evaluate(update, (state, kwargs, args), masks)
+        return after
 
     def evaluate(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -382,18 +405,3 @@ def _is_nnx(fn: Any) -> bool:
 def _is_in_params(path: str) -> bool:
     """Whether a leaf of the arguments is a parameter of a Linen model."""
     return path.startswith("0/params/")
-
-
-def _is_state(x: Any) -> bool:
-    """Whether `x` is a state, not parameters in a collection "params"."""
-    collections = {PARAMETERS, STATISTICS, OF_GRADIENTS}
-    if not isinstance(x, Mapping) or not x.keys() <= collections:
-        return False
-    return all(
-        isinstance(by_path, Mapping) and all(map(_is_entry, by_path.values()))
-        for by_path in x.values()
-    )
-
-
-def _is_entry(x: Any) -> bool:
-    return isinstance(x, Mapping) and x.keys() <= set(States._fields)

@@ -27,7 +27,7 @@ from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import checks, granularity, statistics
+from aqtlite.quantization import checks, granularity, state_checks
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
@@ -174,7 +174,7 @@ def find_scale(
     """
     how = tensor.calibration
     if how.has_state:
-        statistics.check_ready(tensor, state, path)
+        state_checks.check_ready(tensor, state, path)
         if isinstance(state, FixedScale):
             return _fixed(x, tensor, axes, path, state)
         calibrated = calibrate(x, tensor, axes, path, state)
@@ -183,7 +183,7 @@ def find_scale(
         return calibrated._replace(scale=scale)
     if not how.is_learned:
         return calibrate(x, tensor, axes, path)
-    statistics.check_given(tensor, state, path)
+    state_checks.check_given(tensor, state, path)
     return calibrate(x, tensor, axes, path, state)
 
 

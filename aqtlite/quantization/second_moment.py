@@ -45,7 +45,13 @@ def init(operation: Operation, rhs_shape: tuple[int, ...]) -> SecondMoment:
     return SecondMoment(counting.no_batches(), zeros)
 
 
-def update(state: Any, operation: Operation, lhs: Any, rhs: Any) -> Any:
+def update(
+    state: Any,
+    operation: Operation,
+    lhs: Any,
+    rhs: Any,
+    mask: jax.Array | None = None,
+) -> Any:
     """Returns the second moment after one more batch.
 
     Args:
@@ -53,13 +59,20 @@ def update(state: Any, operation: Operation, lhs: Any, rhs: Any) -> Any:
         operation: forward contraction.
         lhs: batch of inputs.
         rhs: weights; with a `QTensor`, frozen weights, the state is unchanged.
+        mask: bool of the shape of lhs, True for elements that count; None for all. A
+            batch with none changes nothing.
     """
     if isinstance(rhs, QTensor) or not isinstance(state, SecondMoment):
         return state
     if isinstance(lhs, QTensor):
         lhs = lhs.dequant()
     fixed = exact.float32(jax.lax.stop_gradient(lhs))
-    found = inputs.second_moment(operation, replicated(fixed), rhs.shape)
+    if mask is None:
+        found = inputs.second_moment(operation, replicated(fixed), rhs.shape)
+    else:
+        found = inputs.masked_second_moment(
+            operation, replicated(fixed), replicated(mask), rhs.shape
+        )
     if found.shape != state.moment.shape:
         raise ValueError(
             "fwd.rhs.rounding gathers the second moment of the inputs, of shape "
@@ -67,7 +80,8 @@ def update(state: Any, operation: Operation, lhs: Any, rhs: Any) -> Any:
             "one: the operands have another shape. A contraction of two activations "
             "has no weights to round: set fwd.rhs.rounding to None there"
         )
-    return SecondMoment(state.batches + 1, state.moment + found)
+    after = SecondMoment(state.batches + 1, state.moment + found)
+    return after if mask is None else counting.if_any(mask, after, state)
 
 
 def may_be_finite(state: SecondMoment) -> bool:

@@ -83,6 +83,10 @@ def dims_of(operation: Operation) -> dn.DimensionNumbers:
     return operation.dims
 
 
+Masks = tuple[jax.Array | None, jax.Array | None]
+"""For lhs and rhs, which elements count; None if all do."""
+
+
 class Factors(NamedTuple):
     """The factors of both operands; None for an operand that is smooth already."""
 
@@ -196,6 +200,7 @@ def update_state(
     lhs: Operand,
     rhs: Operand,
     dims: dn.DimensionNumbers,
+    masks: Masks = (None, None),
 ) -> Any:
     """Returns the state of a smoothing after one more batch.
 
@@ -205,20 +210,30 @@ def update_state(
         lhs: floating; with a `QTensor` on either side the state is unchanged.
         rhs: like `lhs`.
         dims: canonical dimension numbers.
+        masks: bool arrays of the shapes of the operands, True for elements that count;
+            None for all. A batch with none changes nothing.
     """
     _check_given(cfg, state)
     if state.is_absorbed or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
         return state
     states = {}
-    for side, x in zip(SIDES, (lhs, rhs), strict=True):
+    for side, x, mask in zip(SIDES, (lhs, rhs), masks, strict=True):
         how, axes = _calibration(cfg, side), _remaining(dims, side, x.ndim)
         if how.has_state:
-            fixed = exact.float32(jax.lax.stop_gradient(x))
-            states[side] = how.update(state.of(side), fixed, axes, _GRID)
+            fixed, before = exact.float32(jax.lax.stop_gradient(x)), state.of(side)
+            if mask is None:
+                states[side] = how.update(before, fixed, axes, _GRID)
+            else:
+                kept = jnp.where(mask, fixed, jnp.float32(0))
+                states[side] = how.masked_update(before, kept, mask, axes, _GRID)
     after = SmoothingStatistics(state.batches + 1, **states)
-    of_lhs = _lhs_factor(cfg, lhs, rhs, dims, after)
+    of_lhs = _lhs_factor(cfg, lhs, rhs, dims, after, masks)
     _check_shape(of_lhs.shape, state.lhs_factor.shape)
-    return dataclasses.replace(after, lhs_factor=of_lhs)
+    after = dataclasses.replace(after, lhs_factor=of_lhs)
+    for mask in masks:
+        if mask is not None:
+            after = counting.if_any(mask, after, state)
+    return after
 
 
 def _calibration(cfg: config.Smoothing, side: str) -> calibration.Calibration:
@@ -236,6 +251,7 @@ def _magnitudes(
     x: Any,
     dims: dn.DimensionNumbers,
     statistics: SmoothingStatistics | None,
+    mask: jax.Array | None,
 ) -> jax.Array | None:
     """The magnitude of each channel; None if the scales do not depend on it."""
     exponent = cfg.lhs_exponent if side == "lhs" else cfg.rhs_exponent
@@ -245,7 +261,11 @@ def _magnitudes(
     axes = _remaining(dims, side, x.ndim)
     fixed = exact.float32(jax.lax.stop_gradient(x))
     given = statistics.of(side) if statistics is not None and how.has_state else ()
-    found = how.range(fixed, axes, _GRID, given)
+    if mask is None or how.has_state:
+        found = how.range(fixed, axes, _GRID, given)
+    else:
+        kept = jnp.where(mask, fixed, jnp.float32(0))
+        found = how.masked_range(kept, mask, axes, _GRID)
     where = f"fwd.smoothing.{side}_calibration"
     if not isinstance(found, calibration.Range) or found.low is not None:
         raise TypeError(
@@ -262,6 +282,7 @@ def _lhs_factor(
     rhs: Any,
     dims: dn.DimensionNumbers,
     statistics: SmoothingStatistics | None,
+    masks: Masks = (None, None),
 ) -> jax.Array:
     """Computes ``1 / s``, keepdims of lhs; NaN where a magnitude is not finite.
 
@@ -271,9 +292,10 @@ def _lhs_factor(
         rhs: floating.
         dims: canonical dimension numbers.
         statistics: statistics of the operands, None if none are gathered.
+        masks: as in `update_state`.
     """
-    of_lhs = _magnitudes(cfg, "lhs", lhs, dims, statistics)
-    of_rhs = _magnitudes(cfg, "rhs", rhs, dims, statistics)
+    of_lhs = _magnitudes(cfg, "lhs", lhs, dims, statistics, masks[0])
+    of_rhs = _magnitudes(cfg, "rhs", rhs, dims, statistics, masks[1])
     if of_rhs is not None:
         of_rhs = dn.rhs_scale_to_lhs(of_rhs, dims, lhs.ndim)
     present = [m for m in (of_lhs, of_rhs) if m is not None]

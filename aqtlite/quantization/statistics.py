@@ -26,7 +26,6 @@ target has dictionaries in their place, which `aqtlite.restored_statistics` conv
 records.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,9 +33,9 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config
-from aqtlite.calibration import Calibration, Statistics, counting
+from aqtlite.calibration import Statistics, counting
+from aqtlite.jaxpr import counted
 from aqtlite.lowering import exact
-from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import (
@@ -46,6 +45,7 @@ from aqtlite.quantization import (
     preparation,
     second_moment,
     smoothing,
+    state_checks,
 )
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.second_moment import SecondMoment
@@ -154,13 +154,19 @@ def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
     return _init(tensor, out, _last_axis(out), "out")
 
 
-def update_output(tensor: config.Tensor, state: Any, out: jax.Array | QTensor) -> Any:
+def update_output(
+    tensor: config.Tensor,
+    state: Any,
+    out: jax.Array | QTensor,
+    name: str = "a contraction",
+) -> Any:
     """Returns the statistics of a result after one more batch.
 
     Args:
         tensor: ``cfg.out``.
         state: ``states.out``.
         out: the result, floating, or a `QTensor` that carries its float array.
+        name: name of the contraction, for messages.
 
     Raises:
         TypeError: if a `QTensor` carries no float array.
@@ -175,7 +181,8 @@ def update_output(tensor: config.Tensor, state: Any, out: jax.Array | QTensor) -
                 "that the contraction returned, before .stop_gradient()"
             )
         out = out.unrounded
-    return _update(tensor, state, out, _last_axis(out), "out")
+    mask = counted.counted(out, f"the result of {name}")
+    return _update(tensor, state, out, _last_axis(out), "out", mask)
 
 
 def merge_states(cfg: config.DotGeneral, states: States, others: States) -> States:
@@ -241,7 +248,12 @@ def _last_axis(x: Any) -> OperandAxes:
 
 
 def update_states(
-    cfg: config.DotGeneral, states: States, lhs: Any, rhs: Any, contraction: Any
+    cfg: config.DotGeneral,
+    states: States,
+    lhs: Any,
+    rhs: Any,
+    contraction: Any,
+    name: str = "a contraction",
 ) -> States:
     """Returns the states of a contraction after one more batch of its operands.
 
@@ -253,23 +265,55 @@ def update_states(
             smoothing changes.
         rhs: right operand, like `lhs`.
         contraction: as in `init_states`.
+        name: name of the contraction, for messages.
     """
     operation = _operation(contraction, lhs, rhs)
     lhs_axes, rhs_axes = map(operation.axes, SIDES)
+    of_lhs, of_rhs = _masks(cfg, lhs, rhs, name)
     smoothed, moment = states.smoothing, states.moment
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
         dims = smoothing.dims_of(operation)
-        smoothed = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
+        masks = of_lhs, of_rhs
+        smoothed = smoothing.update_state(
+            cfg.fwd.smoothing, smoothed, lhs, rhs, dims, masks
+        )
     # Ranges and moments are those of the operands that are quantized.
     lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, smoothed)
+    if cfg.fwd.rotation is not None:
+        of_lhs, of_rhs = _mixed(of_lhs, lhs_axes), _mixed(of_rhs, rhs_axes)
     if cfg.fwd.rhs.rounding is not None:
-        moment = second_moment.update(moment, operation, lhs, rhs)
+        moment = second_moment.update(moment, operation, lhs, rhs, of_lhs)
     return states._replace(
-        lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_axes, "fwd.lhs"),
-        rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_axes, "fwd.rhs"),
+        lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_axes, "fwd.lhs", of_lhs),
+        rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_axes, "fwd.rhs", of_rhs),
         smoothing=smoothed,
         moment=moment,
     )
+
+
+def _masks(
+    cfg: config.DotGeneral, lhs: Any, rhs: Any, name: str
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns which elements of each operand count, where statistics need it."""
+    is_smoothed, has_moment = has_smoothing_state(cfg), cfg.fwd.rhs.rounding is not None
+    of_lhs = of_rhs = None
+    if is_smoothed or has_moment or cfg.fwd.lhs.gathers_statistics:
+        of_lhs = _mask(lhs, f"the lhs of {name}")
+    if is_smoothed or cfg.fwd.rhs.gathers_statistics:
+        of_rhs = _mask(rhs, f"the rhs of {name}")
+    return of_lhs, of_rhs
+
+
+def _mask(x: Any, name: str) -> jax.Array | None:
+    return None if isinstance(x, QTensor) else counted.counted(x, name)
+
+
+def _mixed(mask: jax.Array | None, axes: OperandAxes) -> jax.Array | None:
+    """Returns which elements count after a rotation along contracting axes."""
+    if mask is None:
+        return None
+    found = jnp.any(mask, axes.contracting, keepdims=True)
+    return jnp.broadcast_to(found, mask.shape)
 
 
 def _operation(contraction: Any, lhs: Any, rhs: Any) -> Operation:
@@ -302,84 +346,20 @@ def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
 
 
 def _update(
-    tensor: config.Tensor, state: Any, x: Any, axes: OperandAxes, path: str
+    tensor: config.Tensor,
+    state: Any,
+    x: Any,
+    axes: OperandAxes,
+    path: str,
+    mask: jax.Array | None = None,
 ) -> Any:
     if not tensor.gathers_statistics or isinstance(x, QTensor):
         return state
     if isinstance(state, FixedScale):
         raise ValueError(_fixed(tensor, path))
-    check_statistics(tensor, state, path)
+    state_checks.check_statistics(tensor, state, path)
     shared = granularity.shared_axes(tensor, x.shape, axes, path)
-    fixed = exact.float32(jax.lax.stop_gradient(x))
-    return counting.updated(tensor.calibration, state, fixed, shared, tensor.grid)
-
-
-def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
-    """Raises ValueError if a calibration that needs a state was given none.
-
-    Args:
-        tensor: config of the operand.
-        state: state of the operand.
-        path: path of the config, for the message.
-    """
-    if jax.tree.leaves(state):
-        return
-    what = "is learned" if tensor.calibration.is_learned else "gathers statistics"
-    raise ValueError(
-        f"{path}.calibration={tensor.calibration!r} {what}, and was given no state: "
-        "pass states= (aqtlite.statistics makes them; in Flax, model.init does), or "
-        "use a calibration that looks at the array alone, such as calibration.AbsMax()"
-    )
-
-
-def check_statistics(tensor: config.Tensor, state: Any, path: str) -> None:
-    """Checks that a state is of a calibration that gathers statistics.
-
-    Args:
-        tensor: config of the operand.
-        state: state of the operand.
-        path: path of the config, for the message.
-
-    Raises:
-        TypeError: if it is not `calibration.Statistics`.
-        ValueError: if it is of another calibration, or for another grid.
-    """
-    if not isinstance(state, Statistics):
-        raise TypeError(
-            f"{path} takes calibration.Statistics, got {type(state).__name__}: "
-            "aqtlite.restored_statistics makes them of what a checkpoint holds"
-        )
-    if jax.tree.structure(state.state) != _structure(tensor.calibration, tensor.grid):
-        raise ValueError(
-            f"{path}.calibration={tensor.calibration!r} was given statistics of "
-            f"another calibration, or for another grid than {tensor.grid!r}: gather "
-            "them again with this config"
-        )
-
-
-@functools.lru_cache(maxsize=1024)
-def _structure(calibration: Calibration, grid: Numerics) -> Any:
-    """Structure of the state of a calibration."""
-    return jax.tree.structure(
-        jax.eval_shape(functools.partial(calibration.init_state, (1,), grid))
-    )
-
-
-def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
-    """Raises ValueError if statistics are missing, or known to be of no batch.
-
-    Args:
-        tensor: config of an operand with a calibration that gathers statistics.
-        state: state of the operand.
-        path: path of the config, for the message.
-    """
-    check_given(tensor, state, path)
-    if isinstance(state, FixedScale):
-        return
-    check_statistics(tensor, state, path)
-    problem = counting.problem(state.batches)
-    if problem is not None:
-        raise ValueError(
-            f"{path}.calibration has {problem}: gather some, in Flax with "
-            "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
-        )
+    fixed, how = exact.float32(jax.lax.stop_gradient(x)), tensor.calibration
+    if mask is not None:
+        return counting.masked(how, state, fixed, mask, shared, tensor.grid)
+    return counting.updated(how, state, fixed, shared, tensor.grid)

@@ -11,8 +11,11 @@ from absl import logging
 from flax import core as flax_core
 
 from aqtlite.calibration import batches as batches_lib
+from aqtlite.calibration import masks as masks_lib
+from aqtlite.calibration.masks import Masks
 from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
+from aqtlite.program.masking import evaluation as masking
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.statistics_uses import Uses
 from aqtlite.quantization import shared_moments, statistics
@@ -24,6 +27,8 @@ def calibrate(
     model: Model,
     variables: Mapping[str, Any],
     batches: Iterable[Any],
+    *,
+    mask: Masks = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
     """Gathers the statistics of a model's activations, and changes nothing else.
@@ -38,6 +43,11 @@ def calibrate(
             `calibration.MeanOverBatches`; or a `QuantizedModel`.
         variables: its variables. Existing statistics are continued.
         batches: the inputs, each a tuple of positional arguments or a single argument.
+        mask: which tokens count, of batches that are padded: a function from a batch to
+            a bool array with the leading axes of the arrays in it, such as
+            ``lambda batch: batch[1]`` of shape (batch, length), True for tokens that
+            count; or an iterable of such arrays, one for each batch. In place of an
+            array, a tuple has one, or None, for each argument.
         **kwargs: other arguments of `apply`, such as ``train=False``, `rngs` or
             `method`. They are constants of the compiled program.
 
@@ -47,8 +57,10 @@ def calibrate(
     Raises:
         TypeError: if `model` is not one of Linen, if `batches` is an array or a
             mapping, or cannot be iterated over, or if a batch is a mapping that the
-            model does not take.
-        ValueError: if there is no batch, or nothing gathers statistics.
+            model does not take, or if a mask is not of bool.
+        ValueError: if there is no batch, or nothing gathers statistics; if a mask has
+            the leading axes of no array in its batch, or its tokens cannot be followed
+            to an array of which statistics are gathered.
 
     >>> import flax.linen as nn
     >>> from aqtlite import calibration, config
@@ -65,13 +77,15 @@ def calibrate(
     (2, 4)
     """
     check_model(model, "calibrate")
-    return _calibrated(model.apply, variables, batches, kwargs)
+    return _calibrated(model.apply, variables, batches, mask, kwargs)
 
 
 def calibrate_in_float(
     model: Model,
     variables: Mapping[str, Any],
     batches: Iterable[Any],
+    *,
+    mask: Masks = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
     """Gathers the statistics of the float model's activations.
@@ -89,6 +103,7 @@ def calibrate_in_float(
         model: as in `calibrate`.
         variables: its variables. Existing statistics are continued.
         batches: the inputs, each a tuple of positional arguments or a single argument.
+        mask: as in `calibrate`.
         **kwargs: other arguments of `apply`, constants of the compiled program.
 
     Returns:
@@ -97,8 +112,10 @@ def calibrate_in_float(
     Raises:
         TypeError: if `model` is not one of Linen, if `batches` is an array or a
             mapping, or cannot be iterated over, or if a batch is a mapping that the
-            model does not take.
-        ValueError: if there is no batch, or nothing gathers statistics.
+            model does not take, or if a mask is not of bool.
+        ValueError: if there is no batch, or nothing gathers statistics; if a mask has
+            the leading axes of no array in its batch, or its tokens cannot be followed
+            to an array of which statistics are gathered.
 
     >>> import flax.linen as nn
     >>> from aqtlite import config
@@ -118,37 +135,39 @@ def calibrate_in_float(
         with caller.in_float():
             return call(*args, **kwargs)
 
-    return _calibrated(run, variables, batches, kwargs)
+    return _calibrated(run, variables, batches, mask, kwargs)
 
 
 def _calibrated(
     run: Callable[..., Any],
     variables: Mapping[str, Any],
     batches: Iterable[Any],
+    mask: Masks,
     kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Gathers statistics with one call of `run` per batch."""
     variables = given_variables.unfrozen(variables)
     others = {k: v for k, v in variables.items() if k != STATISTICS}
 
-    @shared_moments.once
-    def updated(gathered: Any, others: Any, args: tuple[Any, ...]) -> Any:
+    def update(gathered: Any, others: Any, args: tuple[Any, ...]) -> Any:
         _, changed = run({**others, **gathered}, *args, mutable=[STATISTICS], **kwargs)
         return flax_core.unfreeze(changed)
 
+    updated = masking.once(update)
     gathered = {k: v for k, v in variables.items() if k == STATISTICS}
     gathered = shared_moments.fresh(restored_statistics(gathered))
     console = rich.console.Console(stderr=True)
     count = 0
-    for batch in rich.progress.track(
-        batches_lib.check(batches),
+    for batch, counts in rich.progress.track(
+        masks_lib.with_batches(batches_lib.check(batches), mask),
         "calibrating",
         console=console,
         disable=not console.is_terminal,
     ):
         args = batches_lib.args_of(batch)
+        of_leaves = masks_lib.of_leaves(counts, args)
         with batches_lib.called_with(batch), given_variables.checked(variables):
-            gathered = updated(gathered, others, args)
+            gathered = updated(of_leaves, gathered, others, args)
         batches_lib.check_gathers(gathered, batch)
         count += 1
     if not count:

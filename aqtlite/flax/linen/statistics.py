@@ -151,7 +151,8 @@ def update(
     if sides is None or not scope.is_mutable_collection(STATISTICS):
         return states
     lhs, rhs = (x.frozen if isinstance(x, Either) else x for x in operands)
-    after = statistics.update_states(call.cfg, states, lhs, rhs, call.operation)
+    name = f"{entry.name!r} in {path_of(scope)}"
+    after = statistics.update_states(call.cfg, states, lhs, rhs, call.operation, name)
     if not _is_initializing(scope):
         _put(scope, STATISTICS, entry.name_in(STATISTICS), after, sides)
     return after
@@ -187,7 +188,9 @@ def of_output(
     statistics_uses.note(place, out, tensor, last, "out", state, is_updated=is_mutable)
     if not is_mutable:
         return state
-    after = statistics.update_output(tensor, state, out)
+    after = statistics.update_output(
+        tensor, state, out, f"{name!r} in {path_of(scope)}"
+    )
     if not _is_initializing(scope):
         scope.put_variable(STATISTICS, name, {"out": after})
     return after

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 from absl import logging
 from flax import nnx
 
 from aqtlite.calibration import batches as batches_lib
+from aqtlite.calibration import masks as masks_lib
+from aqtlite.calibration.masks import Masks
 from aqtlite.flax.nnx.model import QuantizedModel, state_of
 from aqtlite.flax.nnx.quantize import (
     call_method,
@@ -15,14 +18,17 @@ from aqtlite.flax.nnx.quantize import (
     init_state,
     set_statistics,
 )
+from aqtlite.jaxpr import tracing
+from aqtlite.program.masking import evaluation as masking
 from aqtlite.quantization import shared_moments
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.state_collections import PARAMETERS, STATISTICS
 
 
 def calibrate(
     model: nnx.Module,
     batches: Iterable[Any],
     *,
+    mask: Masks = None,
     method: str = "__call__",
     **kwargs: Any,
 ) -> None:
@@ -44,21 +50,31 @@ def calibrate(
         model: a quantized model with a calibration that gathers statistics, such as
             `calibration.MeanOverBatches`.
         batches: the inputs, each a tuple of positional arguments or a single argument.
+        mask: which tokens count, of batches that are padded: a function from a batch to
+            a bool array with the leading axes of the arrays in it, such as
+            ``lambda batch: batch[1]`` of shape (batch, length), True for tokens that
+            count; or an iterable of such arrays, one for each batch. In place of an
+            array, a tuple has one, or None, for each argument.
         method: name of the method to call.
         **kwargs: keyword arguments of the method, constants of the compiled program.
 
     Raises:
         TypeError: if `model` is not quantized, or if `batches` is an array or a
-            mapping, or cannot be iterated over.
-        ValueError: if there is no batch, or nothing gathers statistics.
+            mapping, or cannot be iterated over, or if a mask is not of bool.
+        ValueError: if there is no batch, or nothing gathers statistics; if a mask has
+            the leading axes of no array in its batch, or its tokens cannot be followed
+            to an array of which statistics are gathered; if learned scales would start
+            from a padded batch.
     """
-    _calibrate(_call, check_quantized(model, "calibrate"), batches, method, kwargs)
+    quantized = check_quantized(model, "calibrate")
+    _calibrate(_call, quantized, batches, mask, method, kwargs)
 
 
 def calibrate_in_float(
     model: nnx.Module,
     batches: Iterable[Any],
     *,
+    mask: Masks = None,
     method: str = "__call__",
     **kwargs: Any,
 ) -> None:
@@ -80,16 +96,20 @@ def calibrate_in_float(
     Args:
         model: as in `calibrate`.
         batches: the inputs, each a tuple of positional arguments or a single argument.
+        mask: as in `calibrate`.
         method: name of the method to call.
         **kwargs: keyword arguments of the method, constants of the compiled program.
 
     Raises:
         TypeError: if `model` is not quantized, or if `batches` is an array or a
-            mapping, or cannot be iterated over.
-        ValueError: if there is no batch, or nothing gathers statistics.
+            mapping, or cannot be iterated over, or if a mask is not of bool.
+        ValueError: if there is no batch, or nothing gathers statistics; if a mask has
+            the leading axes of no array in its batch, or its tokens cannot be followed
+            to an array of which statistics are gathered; if learned scales would start
+            from a padded batch.
     """
     quantized = check_quantized(model, "calibrate_in_float")
-    _calibrate(gather, quantized, batches, method, kwargs)
+    _calibrate(gather, quantized, batches, mask, method, kwargs)
 
 
 def _call(
@@ -103,32 +123,70 @@ def _calibrate(
     run: Callable[..., None],
     quantized: QuantizedModel,
     batches: Iterable[Any],
+    mask: Masks,
     method: str,
     kwargs: dict[str, Any],
 ) -> None:
     """Gathers statistics with one call of `run` per batch."""
 
-    @shared_moments.once
-    def updated(gathered: Any, graphdef: Any, state: Any) -> Any:
+    def update(gathered: Any, graphdef: Any, state: Any, arrays: Any) -> Any:
         # Changes other than statistics are dropped with the copy.
-        model, args = nnx.merge(graphdef, state)
+        model, others = nnx.merge(graphdef, state)
+        args = jax.tree.map(
+            lambda one, other: other if one is None else one,
+            arrays,
+            others,
+            is_leaf=_is_whole,
+        )
         set_statistics(model, gathered)
         run(model, method, args, kwargs)
         return state_of(model)[STATISTICS]
 
+    updated = masking.once(update)
     gathered: Any = None
     count = 0
-    for batch in batches_lib.check(batches):
+    for batch, counts in masks_lib.with_batches(batches_lib.check(batches), mask):
         args = batches_lib.args_of(batch)
         if gathered is None:
+            before = state_of(quantized)
             with batches_lib.called_with(batch):
                 init_state(quantized, *args, method=method, **kwargs)
             batches_lib.check_gathers(quantized.aqt.statistics, batch)
+            if counts is not None:
+                _check_learned(before, state_of(quantized))
             gathered = shared_moments.fresh(state_of(quantized)[STATISTICS])
-        gathered = updated(gathered, *nnx.split((quantized, args), graph=True))
+        arrays = jax.tree.map(lambda x: _array(x), args, is_leaf=_is_whole)
+        others = jax.tree.map(
+            lambda x: None if _array(x) is not None else x, args, is_leaf=_is_whole
+        )
+        of_leaves = masks_lib.of_leaves(counts, arrays)
+        graphdef, state = nnx.split((quantized, others), graph=True)
+        gathered = updated(of_leaves, gathered, graphdef, state, arrays)
         set_statistics(quantized, gathered)
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")
     quantized.aqt.use_running_average = True
     logging.info("calibrated with %d batches", count)
+
+
+def _is_whole(x: Any) -> bool:
+    """Whether an argument is None, or an object of NNX, and not looked into."""
+    return x is None or isinstance(x, nnx.Pytree | nnx.Variable)
+
+
+def _array(x: Any) -> Any:
+    """Returns an array among the arguments; None for anything else."""
+    return x if tracing.is_array(x) and not _is_whole(x) else None
+
+
+def _check_learned(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raises ValueError if learned scales started from a batch that is padded."""
+    known = before.get(PARAMETERS, {})
+    made = sorted(path for path in after.get(PARAMETERS, {}) if path not in known)
+    if made:
+        raise ValueError(
+            f"the learned scales of {', '.join(made)} would start from the first batch "
+            "with its padding: make them before, from one without, by "
+            "aqtlite.flax.nnx.init_state(model, x)"
+        )
