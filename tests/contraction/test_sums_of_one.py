@@ -20,7 +20,9 @@ OUTER = (((), ()), ((), ()))
 def one_input(cfg, x, w):
     """A layer of a scalar, an einsum, a depthwise convolution, and experts."""
     image = x.reshape(1, 4, 4, 2)
-    convolve = aqtlite.make_conv_general_dilated(cfg)
+    # Convolutions refuse smoothing, of any size.
+    unsmoothed = cfg and config.update(cfg, {"fwd.smoothing": None})
+    convolve = aqtlite.make_conv_general_dilated(unsmoothed)
     sizes = jnp.array([10, 6], jnp.int32)
     return (
         aqtlite.make_dot_general(cfg)(x[:, :1], w[:1], MATMUL),
