@@ -119,6 +119,9 @@ def _dot_input(
     if q is not None and form == "narrow":
         return _narrow(q)
     values = jnp.asarray(x) if q is None else _floats(q, form)
+    if how.is_product and values.dtype != np.float64:
+        # Rounded to its dtype, whatever computes it in the same loop.
+        values = exact.float32(values)
     values = values if how.in_dtype is None else values.astype(how.in_dtype)
     return DotInput(values)
 

@@ -80,6 +80,7 @@ def contract(
 
     Args:
         cfg: Config; None, or one that quantizes nothing, contracts as `jax.lax` does.
+            A contraction whose sums have one product each stays in float.
         operation: Contraction, made for the shapes of the operands.
         lhs: Floating array, or a `QTensor` in place of one that `cfg` quantizes, as
             `as_operands` returns them.
@@ -106,8 +107,6 @@ def contract(
     if counted.is_counting():
         return _with_mask_of_float(cfg, operation, lhs, rhs, options)
     precision, states = options.precision, States()
-    if precision is not None:
-        precision = _precision_of_floats(cfg, operation, precision)
     _check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
     _check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
     if not operation.takes_sharding:
@@ -115,6 +114,13 @@ def contract(
     out_dtype = _out_dtype(options.preferred_element_type, lhs, rhs)
     if options.states is not None:
         states = _checked_states(options.states)
+    if operation.sums_one(rhs.shape):
+        # A scale of a single element loses it, and saves nothing.
+        cfg = config.DotGeneral(out=cfg.out)
+        lhs, rhs = (x.dequant() if isinstance(x, QTensor) else x for x in (lhs, rhs))
+        states = States(out=states.out)
+    if precision is not None:
+        precision = _precision_of_floats(cfg, operation, precision)
     if cfg.fwd.rotation is not None:
         _check_rotated(lhs, "fwd.lhs", cfg.fwd.rotation)
         _check_rotated(rhs, "fwd.rhs", cfg.fwd.rotation)

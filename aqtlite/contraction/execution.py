@@ -113,6 +113,9 @@ class ContractionExecution:
     rotation: config.Hadamard | None = None
     """Rotation of the operands of a gradient."""
 
+    is_product: bool = False
+    """Whether it stays in float because each sum has a single product."""
+
     @property
     def has_element_scales(self) -> bool:
         """Whether an operand has, or gets, a scale for each contracted element."""
@@ -190,6 +193,8 @@ def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Ex
     fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, *results)
     # Only the static fields of the operation matter here.
     operation = jax.tree.unflatten(structure, [None] * structure.num_leaves)
+    if operation.sums_one(rhs.shape):
+        fwd = dataclasses.replace(fwd, is_product=True)
     lhs = _quantized_first(operation, "lhs", fwd.lhs, lhs)
     rhs = _quantized_first(operation, "rhs", fwd.rhs, rhs)
     if lhs.scale_shape is None and rhs.scale_shape is None:
@@ -362,8 +367,14 @@ def _gradient(
         path, raw, forward, other_side = "dlhs", cfg.dlhs, cfg.fwd.rhs, "rhs"
     else:
         path, raw, forward, other_side = "drhs", cfg.drhs, cfg.fwd.lhs, "lhs"
+    is_reused = _saved(forward, raw, other) == "quantized"
+    of_gradient = operation.gradient(side)
+    is_product = of_gradient.sums_nothing or of_gradient.sums_one(other.shape)
+    if is_product:
+        # A scale of a single element loses it, and saves nothing.
+        raw = config.DotGeneralRaw()
     reuse, tensor = None, raw.rhs
-    if _saved(forward, raw, other) == "quantized":
+    if is_reused:
         scale_shape = other.scale_shape
         if scale_shape is None:
             layout = granularity.layout(
@@ -373,6 +384,8 @@ def _gradient(
                 f"fwd.{other_side}",
             )
             scale_shape = layout.scale_shape(other.shape)
-        moves = operation.gradient(side).rhs_scale_moves(scale_shape)
+        moves = of_gradient.rhs_scale_moves(scale_shape)
         reuse, tensor = arithmetic.reused(raw, forward, scale_moves=moves)
-    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding, precision)
+    results = own.dtype, own.sharding, precision
+    how = _contraction(path, raw, tensor, reuse, *results)
+    return dataclasses.replace(how, is_product=is_product)

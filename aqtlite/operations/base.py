@@ -51,6 +51,15 @@ class OperandAxes(NamedTuple):
         """The contracting axes that can be cut into blocks."""
         return tuple(axis for axis in self.contracting if axis not in self.window)
 
+    def has_one_element(self, shape: tuple[int, ...]) -> bool:
+        """Whether there are contracting axes, and one element along all of them.
+
+        Args:
+            shape: shape of the operand.
+        """
+        size = math.prod(shape[axis] for axis in self.contracting)
+        return bool(self.contracting) and size == self.groups
+
     def counts_in_group(self, scale_shape: Sequence[int]) -> tuple[int, ...]:
         """The number of tiles with constant scales in a group, for each cuttable axis.
 
@@ -128,6 +137,24 @@ class Operation(abc.ABC):
     @abc.abstractmethod
     def ndim(self, side: Side) -> int:
         """The rank of an operand."""
+
+    @property
+    def sums_nothing(self) -> bool:
+        """Whether no axis is contracted: each element of the result is one product."""
+        return not self.axes("lhs").contracting
+
+    def sums_one(self, rhs_shape: tuple[int, ...]) -> bool:
+        """Whether axes are contracted, and each sum has one product all the same.
+
+        >>> from aqtlite.operations import DotGeneral
+        >>> matmul = DotGeneral((((1,), (0,)), ((), ())), 2, 2)
+        >>> matmul.sums_one((1, 4)), matmul.sums_one((2, 4))
+        (True, False)
+
+        Args:
+            rhs_shape: shape of rhs. A symbolic size (`jax.export`) is not one.
+        """
+        return self.axes("rhs").has_one_element(rhs_shape)
 
     @abc.abstractmethod
     def gradient(self, side: Side) -> "Operation":

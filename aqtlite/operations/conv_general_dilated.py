@@ -13,6 +13,7 @@ from aqtlite import lowering
 from aqtlite.lowering import DotInput, Kind
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.operations.base import (
+    SIDES,
     OperandAxes,
     Operation,
     Side,
@@ -124,6 +125,12 @@ class ConvGeneralDilated(Operation):
             tuple(contracting), tuple(batch), tuple(remaining), window, groups
         )
 
+    def sums_one(self, rhs_shape: tuple[int, ...]) -> bool:
+        del rhs_shape
+        # A window of one element, or of all of the other operand.
+        arrays = ((self.axes(side), self._array(side)) for side in SIDES)
+        return any(axes.has_one_element(self._shape(one)) for axes, one in arrays)
+
     @property
     def _summed(self) -> str:
         """The letter that is summed over besides the window: N, C or O."""
@@ -218,8 +225,7 @@ class ConvGeneralDilated(Operation):
 
     def _in_order(self, lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
         """The operands in the order of `convolution`: its kernel is the second one."""
-        kernel = {"y": "w", "x": "w", "w": "y"}[self.arrays[2]]
-        return (lhs, rhs) if self.arrays[1] == kernel else (rhs, lhs)
+        return (lhs, rhs) if self._side_of_first() == "lhs" else (rhs, lhs)
 
     def _side_of_first(self) -> Side:
         kernel = {"y": "w", "x": "w", "w": "y"}[self.arrays[2]]
@@ -239,10 +245,8 @@ class ConvGeneralDilated(Operation):
 
         It has to be constant along the contracting axes.
         """
-        zero, contracting = (
-            left.zero_point,
-            self.axes(self._side_of_first()).contracting,
-        )
+        zero = left.zero_point
+        contracting = self.axes(self._side_of_first()).contracting
         if zero is None or right.zero_point is not None:
             return False
         products = self.convolution.products(self._kernel(right.values).shape)
@@ -365,9 +369,8 @@ class ConvGeneralDilated(Operation):
         x = x.squeeze(dropped)
         left = [letter for letter in letters if letter in wanted]
         x = x.transpose([left.index(letter) for letter in kept])
-        x = jnp.expand_dims(
-            x, [i for i, letter in enumerate(wanted) if letter not in kept]
-        )
+        new = [i for i, letter in enumerate(wanted) if letter not in kept]
+        x = jnp.expand_dims(x, new)
         return self._merged(target, wanted, x)
 
     def _merged(self, target: Array, wanted: list[str], x: jax.Array) -> jax.Array:

@@ -16,10 +16,17 @@ from aqtlite import config
 from aqtlite.config import of_activations
 from aqtlite.contraction import differentiation
 from aqtlite.errors import RulesError
-from aqtlite.jaxpr import sites
+from aqtlite.jaxpr import producers, sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
 from aqtlite.operations.inputs import Matrices
-from aqtlite.program import injected, matching, overshadowed, plan_table, visibility
+from aqtlite.program import (
+    injected,
+    matching,
+    overshadowed,
+    plan_table,
+    unsummed,
+    visibility,
+)
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
@@ -115,10 +122,10 @@ def make(
     contents = sites.find(closed, parameters)
     found = [site for site in contents.contractions if not _is_quantized_already(site)]
     counts: collections.Counter[str] = collections.Counter()
-    planned = []
+    planned, program = [], producers.Body(closed)
     for site, module in zip(found, naming(found, parameters), strict=True):
         number, counts[module] = counts[module], counts[module] + 1
-        planned.append(_planned(site, module, number, rules, parameters))
+        planned.append(_planned(site, module, number, rules, parameters, program))
     used = {one.rule for one in planned}
     for index, rule in enumerate(rules):
         if not rule.is_required or index in used:
@@ -148,6 +155,7 @@ def _planned(
     number: int,
     rules: Sequence[Rule],
     parameters: Mapping[int, str],
+    program: producers.Body,
 ) -> PlannedContraction:
     lhs, rhs = (
         PlannedOperand(atom.aval.shape, atom.aval.dtype.name, _kind(origin, parameters))
@@ -178,7 +186,11 @@ def _planned(
         (i for i, rule in enumerate(rules) if matching.fulfils(one, rule)), None
     )
     cfg = None if index is None else rules[index].cfg
-    one = dataclasses.replace(one, rule=index, why_float=_why_float(site, cfg, index))
+    why = _why_float(one, cfg, index, program)
+    is_left_alone = unsummed.is_reason(why)
+    one = dataclasses.replace(
+        one, rule=index, why_float=why, is_left_alone=is_left_alone
+    )
     if cfg is None or not one.is_quantized:
         return one
     one, cfg = _seeing(one, _for_operands(one, cfg))
@@ -206,7 +218,7 @@ def _seeing(
     if are_activations and cfg.fwd.rhs.is_quantized:
         if not cfg.fwd.lhs.is_quantized:
             why = visibility.WEIGHTS_ALONE
-            return dataclasses.replace(one, why_float=why, is_asked_float=True), cfg
+            return dataclasses.replace(one, why_float=why, is_left_alone=True), cfg
         cfg = config.for_activations(cfg)
     if "activation" not in kinds or not of_activations.is_dynamic(cfg.fwd.lhs):
         return one, cfg
@@ -252,16 +264,20 @@ def _kind(origin: sites.Origin, parameters: Collection[int]) -> Kind:
 
 
 def _why_float(
-    site: Site, cfg: config.DotGeneral | None, rule: int | None
+    one: PlannedContraction,
+    cfg: config.DotGeneral | None,
+    rule: int | None,
+    program: producers.Body,
 ) -> str | None:
-    why = why_not_quantized(site.eqn)
+    why = why_not_quantized(one.site.eqn)
     if why is not None:
         return why
-    if rule is None:
-        return "no rule names it"
-    if cfg is None or not cfg.is_quantized:
+    if rule is not None and (cfg is None or not cfg.is_quantized):
         return f"rule {rule} leaves it so"
-    return _obstacle(site)
+    why = unsummed.why(one, program)
+    if why is not None:
+        return why
+    return "no rule names it" if rule is None else _obstacle(one.site)
 
 
 def _obstacle(site: Site) -> str | None:
@@ -291,7 +307,7 @@ def report(planned: Plan, *, strict: bool) -> None:
         one
         for one in planned.left_float()
         if _is_float(one)
-        and not one.is_asked_float
+        and not one.is_left_alone
         and (one.rule is None or planned.rules[one.rule].cfg is not None)
     ]
     if strict and left:
@@ -326,14 +342,17 @@ def check_quantizes(planned: Plan) -> None:
     """Checks that rules quantize something of a program.
 
     Rules with ``cfg=None``, and rules that match nothing and are not required, may
-    leave all of it in float. Contractions of empty operands do not count.
+    leave all of it in float. Contractions of empty operands, and those that sum
+    nothing, do not count.
 
     Raises:
         ValueError: if no contraction is quantized, there are some, and either there are
             no rules or a contraction meets the conditions of a rule that quantizes.
     """
     contractions = [
-        one for one in planned.contractions if 0 not in one.lhs.shape + one.rhs.shape
+        one
+        for one in planned.contractions
+        if 0 not in one.lhs.shape + one.rhs.shape and not one.is_left_alone
     ]
     if planned.quantized() or not contractions:
         return

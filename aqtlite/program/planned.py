@@ -71,8 +71,9 @@ class PlannedContraction:
     why_not_smoothed: str | None
     """Reason why the rule's smoothing is left out; None if it is not."""
 
-    is_asked_float: bool = dataclasses.field(default=False, kw_only=True)
-    """Whether it stays in float because the rule's config quantizes nothing of it."""
+    is_left_alone: bool = dataclasses.field(default=False, kw_only=True)
+    """Whether it stays in float because there is nothing to quantize: nothing is
+    summed, or the rule's config quantizes weights and it has none."""
 
     is_injected: bool
     """Whether the config comes from an injected function, before any rules."""

@@ -16,6 +16,7 @@ from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
 from aqtlite.program import plan as planning
+from aqtlite.program import unsummed
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.serving import statistics_uses
@@ -116,7 +117,12 @@ class Program:
                 found.append(operand.made_of(origin, place, self.parameters, buffers))
         count = len(self.plan.quantized())
         return Discovery(
-            self.traced.jaxpr, self.parameters, tuple(found), count, frozenset()
+            self.traced.jaxpr,
+            self.parameters,
+            tuple(found),
+            count,
+            frozenset(),
+            self.unsummed_parameters(),
         )
 
     def traced_record(
@@ -192,6 +198,19 @@ class Program:
             for origin in one.site.operands
             if origin.identity is not None
             for i in self.parameters.keys() & origin.needed
+        }
+
+    def unsummed_parameters(self) -> dict[Parameter, str]:
+        """Returns parameters of weights left in float, since nothing is summed."""
+        return {
+            self.parameters[i]: one.why_float
+            for one in self.plan.left_float()
+            if one.why_float is not None and unsummed.is_reason(one.why_float)
+            for operand, origin in zip(
+                (one.lhs, one.rhs), one.site.operands, strict=True
+            )
+            if operand.kind == "weight"
+            for i in origin.inputs
         }
 
     def quantized_elsewhere(self) -> set[Parameter]:

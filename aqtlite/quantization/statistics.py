@@ -180,9 +180,9 @@ def update_output(
                 "the float result, whose range its integers do not have; give the one "
                 "that the contraction returned, before .stop_gradient()"
             )
-        out = out.unrounded
-    mask = counted.counted(out, f"the result of {name}")
-    return _update(tensor, state, out, _last_axis(out), "out", mask)
+    floats: jax.Array = out.unrounded if isinstance(out, QTensor) else out
+    mask = counted.counted(floats, f"the result of {name}")
+    return _update(tensor, state, floats, _last_axis(floats), "out", mask)
 
 
 def merge_states(cfg: config.DotGeneral, states: States, others: States) -> States:

@@ -128,7 +128,8 @@ class Injected:
             rhs=rhs,
         )
         scope = caller.variables
-        entry = statistics.entry_of(call, scope) if collections_of(call.cfg) else None
+        has_states = bool(collections_of(call.cfg)) and not call.sums_one
+        entry = statistics.entry_of(call, scope) if has_states else None
         if entry is not None:
             call = dataclasses.replace(call, states=statistics.read(call, entry))
             statistics.note_uses(call, entry, is_noisy=self._is_noisy)
@@ -140,7 +141,7 @@ class Injected:
             states = statistics.update(call, operands, entry)
         mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if callers.is_in_float():
-            if cfg.is_quantized and injected.is_marking():
+            if cfg.is_quantized and injected.is_marking() and not call.sums_one:
                 mark = injected.describe(cfg)
             cfg, states = config.unquantized(), States()
         options = options._replace(states=states)

@@ -86,7 +86,7 @@ class LinenModel(Model):
             variables = traced.inputs[0]
             parameters = self._parameters_in(variables)
             buffers = self._buffers_in(variables)
-            found = Discovery(traced.jaxpr, parameters, (), 0, frozenset())
+            found = Discovery(traced.jaxpr, parameters, (), 0, frozenset(), {})
             program = self._program(traced)
             if program is not None:
                 found = program.discovery(buffers)

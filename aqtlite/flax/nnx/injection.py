@@ -1,5 +1,6 @@
 """The quantized contractions to inject into NNX layers, and an embedding for them."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -48,10 +49,12 @@ class Injected:
             ValueError: if a calibration has a state, outside of a quantized model.
         """
         cfg = self.cfg
+        sums_one = operation.sums_one(rhs.shape)
         if cfg is not None and cfg.is_quantized and injected.is_marking():
-            with injected.mark(cfg):
+            # The plan says why what is not marked stays in float.
+            with contextlib.nullcontext() if sums_one else injected.mark(cfg):
                 return contract(None, operation, lhs, rhs, options)
-        if cfg is not None and collections_of(cfg):
+        if cfg is not None and collections_of(cfg) and not sums_one:
             raise ValueError(
                 f"a calibration of {type(self).__name__}.cfg gathers statistics or is "
                 "learned, and an injected function has no variables: call the model "

@@ -70,6 +70,11 @@ class Contraction:
     states: States = States()
     """States of its calibrations."""
 
+    @property
+    def sums_one(self) -> bool:
+        """Whether it stays in float, because each sum has one product."""
+        return self.operation.sums_one(tuple(self.rhs.shape))
+
     def in_float(self) -> "Contraction":
         """Returns the contraction without quantization, which is cheaper to trace.
 

@@ -185,6 +185,9 @@ class FoundOperand:
 
     depends_on_inputs: bool = False
 
+    sums_one: bool = False
+    """Whether its contraction stays in float, because each sum has one product."""
+
     @classmethod
     def of(
         cls,
@@ -204,6 +207,7 @@ class FoundOperand:
             name=contraction.name,
             obstacle=obstacle,
             is_injected=is_injected,
+            sums_one=contraction.sums_one,
         )
 
     def made_of(
@@ -254,6 +258,10 @@ class Discovery:
 
     learned: frozenset[Parameter]
     """Parameters of learned calibrations."""
+
+    unsummed: Mapping[Parameter, str]
+    """Why contractions of parameters by rules stay in float, where nothing is summed.
+    """
 
     def read_parameters(
         self, frozen: Collection[OperandKey] = ()

@@ -129,6 +129,9 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
     elsewhere = plan.model.quantized_elsewhere()
     read = frozenset().union(*(d.read_parameters() for d in plan.discoveries))
     learned = frozenset().union(*(d.learned for d in plan.discoveries))
+    unsummed: dict[Parameter, str] = {}
+    for found in plan.discoveries:
+        unsummed.update(found.unsummed)
     parameters = []
     for parameter in plan.model.parameters:
         gone = parameter in plan.removed
@@ -139,6 +142,8 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
             why, is_expected = elsewhere[parameter], False
         elif not gone and parameter in frozen_beside:
             why = "something else reads it, too; the contraction takes frozen integers"
+        elif not gone and parameter in unsummed:
+            why = unsummed[parameter]
         elif not gone and parameter in learned:
             why = _LEARNED
         elif not gone:

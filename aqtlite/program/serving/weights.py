@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend import core
 
 from aqtlite.jaxpr import analysis, slicing
+from aqtlite.program import unsummed
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
 from aqtlite.program.serving.frozen_record import Operand
@@ -100,6 +101,8 @@ def _refusal_of(one: FoundOperand) -> Refusal | None:
         if one.depends_on_inputs:
             return Refusal("its value depends on the inputs", is_expected=True)
         return Refusal("its value depends on a collection other than 'params'")
+    if one.sums_one:
+        return Refusal(unsummed.SUMS_ONE, is_expected=True)
     if one.frozen_operands != "auto" and not one.is_required:
         return Refusal("frozen_operands says so", is_expected=True)
     if not one.parameters:
