@@ -27,6 +27,7 @@ a neighbour; an output whose interval does not straddle a tie has one value.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,6 +132,8 @@ def run(
         dims: dimension numbers of `jax.lax.dot_general`.
     """
     axes = Axes.of(dims, lhs.ndim, rhs.ndim)
+    if axes.last and _products(lhs, axes.lhs, axes) == 1:
+        cfg = config.DotGeneral()
     with np.errstate(all="ignore"):
         lhs_q = _quantize(lhs, cfg.fwd.lhs, axes, axes.lhs)
         rhs_q = _quantize(rhs, cfg.fwd.rhs, axes, axes.rhs)
@@ -145,6 +148,11 @@ def run(
         dlhs = _gradient(cfg.dlhs, g, rhs, rhs_q, cfg.fwd.rhs, for_lhs)
         drhs = _gradient(cfg.drhs, g, lhs, lhs_q, cfg.fwd.lhs, for_rhs)
         return out, _masked(dlhs, lhs_q), _masked(drhs, rhs_q)
+
+
+def _products(x: np.ndarray, letters: str, axes: Axes) -> int:
+    """The number of products in a sum, of which a single one is left in float."""
+    return math.prod(x.shape[i] for i in axes.contracting(letters))
 
 
 def _masked(gradient: Interval, q: Quantized | None) -> Interval:
@@ -402,6 +410,8 @@ def _gradient(
     Fake quantization simulates that, wherever a scale can be moved.
     """
     is_reused = raw.rhs.use_fwd_quant and other_q is not None
+    if _products(g, axes.lhs, axes) == 1:
+        raw = config.DotGeneralRaw()
     is_varying = is_reused and any(
         other_q.scale.shape[i] != 1
         for i, one in enumerate(axes.rhs)

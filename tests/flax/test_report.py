@@ -272,7 +272,7 @@ def test_nothing_to_freeze_is_said(caplog):
     with caplog.at_level("WARNING", logger="absl"):
         convert(dense, dense.init(jax.random.key(0), x), x)
     assert "froze no parameters" in caplog.text
-    assert "it is a single number" in caplog.text
+    assert "each sum has one element" in caplog.text
 
 
 def test_a_parameter_that_is_read_elsewhere_is_said_to_stay():

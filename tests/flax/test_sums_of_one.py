@@ -188,6 +188,7 @@ def test_nnx(preset, by_rules):
     plan = aqtlite.flax.nnx.plan(model, TIME, X)
     assert [one.why_float for one in plan.contractions] == [unsummed.SUMS_ONE, None]
     reports = []
+    aqtlite.flax.nnx.init_state(model, TIME, X)
     if STATISTICS in collections_of(cfg):
         aqtlite.flax.nnx.calibrate(model, [(TIME, X)])
     serving = aqtlite.flax.nnx.convert(

@@ -31,7 +31,13 @@ def aqtp_nearest(**kwargs):
     )
 
 
-def assert_equal_runs(cfg, theirs, lhs, rhs, dims):
+# The gradients whose elements are one product. They are exact; AQT maps each operand,
+# which is the largest that has its scale, to 127 of 127.5.
+ONE_PRODUCT = {"one_row": ("drhs",), "scalar_output": ("dlhs", "drhs")}
+LOST = (127 / 127.5) ** 2
+
+
+def assert_equal_runs(cfg, theirs, lhs, rhs, dims, one_product=()):
     ours = aqtlite.make_dot_general(cfg)
 
     @jax.jit
@@ -42,13 +48,15 @@ def assert_equal_runs(cfg, theirs, lhs, rhs, dims):
         )
 
     for name, got, wanted in zip(NAMES, *both(lhs, rhs), strict=True):
+        got = got * LOST if name in one_product else got
         assert relative_error(got, wanted) <= TOLERANCE, name
 
 
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
 def test_dimension_numbers(case):
     lhs, rhs, dims = operands(case)
-    assert_equal_runs(nearest(use_fwd_quant=False), aqtp_nearest(), lhs, rhs, dims)
+    cfg, one_product = nearest(use_fwd_quant=False), ONE_PRODUCT.get(case, ())
+    assert_equal_runs(cfg, aqtp_nearest(), lhs, rhs, dims, one_product)
 
 
 @pytest.mark.parametrize(

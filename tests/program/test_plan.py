@@ -76,7 +76,7 @@ def test_a_path_is_matched_as_a_whole():
 
 def many(w, x):
     image = x[None, :, :, None]
-    kernel = jnp.ones((1, 1, 1, 1))
+    kernel = jnp.ones((2, 1, 1, 1))
     numbers = ("NHWC", "HWIO", "NHWC")
     with jax.named_scope("conv"):
         image = lax.conv_general_dilated(
