@@ -9,9 +9,13 @@ from jax import lax
 
 from aqtlite.lowering import exact
 from aqtlite.numerics import Float
+from aqtlite.shapes.dimension_numbers import Axes
 
 DTYPES = ("bfloat16", "float16", "float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2")
 """Dtypes, other than float32, that scales can be rounded to."""
+
+RELATIVE_DTYPES = ("float16", "float8_e4m3fn", "float8_e5m2")
+"""Those whose values are multiplied by a float32 number that several scales share."""
 
 _MANTISSA = (1 << 23) - 1
 
@@ -23,6 +27,7 @@ def round_scale(
     unit: float,
     empty: float,
     dtype: np.dtype,
+    shared: Axes | None = None,
     *,
     may_clip: bool = True,
 ) -> jax.Array:
@@ -34,14 +39,18 @@ def round_scale(
         bound: bound from the calibration, float32.
         grid_bound: bound of the grid.
         unit: scaled value of one stored unit, a power of two.
-        empty: scale of an all-zero channel.
+        empty: scale of an all-zero channel; with `RELATIVE_DTYPES` the largest scale
+            that shares its number, if there is one.
         dtype: one of `DTYPES`.
+        shared: axes along which scales share the number that multiplies values of
+            `RELATIVE_DTYPES`; None for all axes.
         may_clip: False rounds up, so that the grid covers every value, as unbiased
             stochastic rounding requires.
 
     Returns:
         float32, of the shape of `scale`.
     """
+    nothing = jnp.float32(empty)
     if dtype == jnp.bfloat16:
         rounded = _ceil_to_bfloat16(scale)
     elif dtype == jnp.float8_e8m0fnu:
@@ -49,11 +58,15 @@ def round_scale(
             return ceil_to_power_of_two(scale)
         rounded = _microscaling(bound, grid_bound, unit)
     else:
-        rounded = _relative(scale, bound, Float.from_dtype(dtype), may_clip=may_clip)
+        grid = Float.from_dtype(dtype)
+        rounded, largest = _relative(scale, bound, grid, shared, may_clip=may_clip)
+        if empty:
+            # `factored` finds the number in the largest scale.
+            nothing = jnp.where(largest > 0, largest, nothing)
     is_empty = exact.algebraic_barrier(bound) == 0
     # Including subnormal results, which CPUs flush to zero.
     is_empty |= rounded < jnp.finfo(jnp.float32).tiny
-    rounded = jnp.where(is_empty, jnp.float32(empty), rounded)
+    rounded = jnp.where(is_empty, nothing, rounded)
     return jnp.where(jnp.isfinite(scale), rounded, jnp.float32(jnp.nan))
 
 
@@ -90,28 +103,64 @@ def _microscaling(bound: jax.Array, grid_bound: float, unit: float) -> jax.Array
     return power * np.float32(math.ldexp(unit, 1 - math.frexp(grid_bound)[1]))
 
 
+def factored(
+    scale: jax.Array, dtype: np.dtype, shared: Axes | None
+) -> tuple[jax.Array, jax.Array]:
+    """Splits scales that `round_scale` returned into values of a dtype and a number.
+
+    Args:
+        scale: scales of one of `RELATIVE_DTYPES`, float32.
+        dtype: their dtype.
+        shared: axes along which they share the number; None for all axes.
+
+    Returns:
+        The values, of the dtype and the shape of `scale`, and the numbers, float32 and
+        keepdims. Their product is the scale, to float32's precision.
+    """
+    grid = Float.from_dtype(dtype)
+    known = jnp.where(jnp.isfinite(scale), scale, np.float32(0))
+    number = _number(jnp.max(known, shared, keepdims=True, initial=0.0), grid)
+    return (scale / number).astype(dtype), number
+
+
+def _number(largest: jax.Array, grid: Float) -> jax.Array:
+    """The number that maps a grid's largest value onto the largest scale."""
+    number = exact.algebraic_barrier(largest) * np.float32(1 / grid.bound)
+    return jnp.maximum(number, jnp.finfo(jnp.float32).tiny)
+
+
 def _relative(
-    scale: jax.Array, bound: jax.Array, grid: Float, *, may_clip: bool
-) -> jax.Array:
-    """Rounds scales to a grid's values times one number per array.
+    scale: jax.Array,
+    bound: jax.Array,
+    grid: Float,
+    shared: Axes | None,
+    *,
+    may_clip: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Rounds scales to a grid's values times one number for those along `shared`.
 
     The number maps the largest scale onto the grid's largest value. Rounds to nearest,
     or up unless `may_clip`.
+
+    Returns:
+        The scales, and the largest of them, keepdims.
     """
     is_used = jnp.isfinite(scale) & (bound > 0)
     used = jnp.where(is_used, scale, np.float32(0))
-    largest = jnp.max(used, initial=np.float32(0))
-    whole = exact.algebraic_barrier(largest) * np.float32(1 / grid.bound)
-    whole = jnp.maximum(whole, jnp.finfo(jnp.float32).tiny)
+    largest = jnp.max(used, shared, keepdims=True, initial=0.0)
+    whole = _number(largest, grid)
     codes = grid.round(exact.algebraic_barrier(used) * (np.float32(1) / whole), None)
     values = jnp.maximum(codes.astype(jnp.float32), np.float32(grid.smallest))
+    whole = jnp.broadcast_to(whole, values.shape)
     rounded = exact.rounded_product(values, whole)
+    top = exact.rounded_product(jnp.full_like(values, grid.bound), whole)
+    top = jnp.where(largest > 0, top, np.float32(0))
     if may_clip:
-        return rounded
+        return rounded, top
     # Positive floats are ordered like their bits.
     bits = jnp.dtype(f"uint{8 * codes.dtype.itemsize}")
     after = lax.bitcast_convert_type(codes, bits) + np.ones((), bits)
     after = lax.bitcast_convert_type(after, codes.dtype).astype(jnp.float32)
     after = jnp.minimum(after, np.float32(grid.bound))
     above = exact.rounded_product(after, whole)
-    return jnp.where(rounded < used, above, rounded)
+    return jnp.where(rounded < used, above, rounded), top
