@@ -151,9 +151,8 @@ def _relative(
     whole = _number(largest, grid)
     codes = grid.round(exact.algebraic_barrier(used) * (np.float32(1) / whole), None)
     values = jnp.maximum(codes.astype(jnp.float32), np.float32(grid.smallest))
-    whole = jnp.broadcast_to(whole, values.shape)
     rounded = exact.rounded_product(values, whole)
-    top = exact.rounded_product(jnp.full_like(values, grid.bound), whole)
+    top = exact.rounded_product(jnp.full_like(whole, grid.bound), whole)
     top = jnp.where(largest > 0, top, np.float32(0))
     if may_clip:
         return rounded, top
