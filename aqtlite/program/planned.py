@@ -76,6 +76,10 @@ class PlannedContraction:
 
     site: Site = dataclasses.field(repr=False, compare=False)
 
+    contracted_in: str | None = None
+    """Platform and dtypes of its products there, as ``"cuda: int8 x int8"``, with those
+    of its gradients if they differ. None in a plan for no platform."""
+
     @property
     def description(self) -> str:
         """Its equation or operation, after the name of the registered kernel if any."""
