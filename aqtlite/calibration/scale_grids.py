@@ -61,7 +61,7 @@ def round_scale(
         grid = Float.from_dtype(dtype)
         rounded, largest = _relative(scale, bound, grid, shared, may_clip=may_clip)
         if empty:
-            # `factored` finds the number in the largest scale.
+            # `factored` finds the number in all scales.
             nothing = jnp.where(largest > 0, largest, nothing)
     is_empty = exact.algebraic_barrier(bound) == 0
     # Including subnormal results, which CPUs flush to zero.
@@ -106,26 +106,45 @@ def _microscaling(bound: jax.Array, grid_bound: float, unit: float) -> jax.Array
 def factored(
     scale: jax.Array, dtype: np.dtype, shared: Axes | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Splits scales that `round_scale` returned into values of a dtype and a number.
+    """Splits scales that share a number into values of a dtype and the number.
+
+    The largest value has one of 4 or 8 significands. The number is that of the
+    significand with which all scales are values of the dtype, so that it is also found
+    for a part of an array, whose largest value need not be that of the dtype.
 
     Args:
-        scale: scales of one of `RELATIVE_DTYPES`, float32.
-        dtype: their dtype.
+        scale: positive values of the dtype times a number, float32, rounded. NaN stays
+            NaN.
+        dtype: float8_e4m3fn or float8_e5m2.
         shared: axes along which they share the number; None for all axes.
 
     Returns:
         The values, of the dtype and the shape of `scale`, and the numbers, float32 and
         keepdims. Their product is the scale, to float32's precision.
     """
-    grid = Float.from_dtype(dtype)
+    info = jnp.finfo(dtype)
     known = jnp.where(jnp.isfinite(scale), scale, np.float32(0))
-    number = _number(jnp.max(known, shared, keepdims=True, initial=0.0), grid)
+    largest = jnp.max(known, shared, keepdims=True, initial=0.0)
+    number = _part(largest, float(info.max))
+    least = jnp.full_like(number, np.inf)
+    for significand in range(2**info.nmant, 2 ** (info.nmant + 1)):
+        top = float(significand)
+        while 2 * top <= float(info.max):
+            top *= 2
+        candidate = _part(largest, top)
+        values = (known / candidate).astype(dtype).astype(jnp.float32)
+        errors = jnp.abs(values * candidate - known)
+        # Relative errors: a wrong significand misses some scale by a 32nd or more.
+        errors = jnp.where(known > 0, errors / known, np.float32(0))
+        error = jnp.max(errors, shared, keepdims=True, initial=0.0)
+        number = jnp.where(error < least, candidate, number)
+        least = jnp.minimum(error, least)
     return (scale / number).astype(dtype), number
 
 
-def _number(largest: jax.Array, grid: Float) -> jax.Array:
-    """The number that maps a grid's largest value onto the largest scale."""
-    number = exact.algebraic_barrier(largest) * np.float32(1 / grid.bound)
+def _part(largest: jax.Array, top: float) -> jax.Array:
+    """The number by which a value `top` is the largest scale."""
+    number = exact.algebraic_barrier(largest) * np.float32(1 / top)
     return jnp.maximum(number, jnp.finfo(jnp.float32).tiny)
 
 
@@ -148,7 +167,7 @@ def _relative(
     is_used = jnp.isfinite(scale) & (bound > 0)
     used = jnp.where(is_used, scale, np.float32(0))
     largest = jnp.max(used, shared, keepdims=True, initial=0.0)
-    whole = _number(largest, grid)
+    whole = _part(largest, grid.bound)
     codes = grid.round(exact.algebraic_barrier(used) * (np.float32(1) / whole), None)
     values = jnp.maximum(codes.astype(jnp.float32), np.float32(grid.smallest))
     rounded = exact.rounded_product(values, whole)
