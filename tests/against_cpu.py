@@ -61,7 +61,7 @@ PRESETS = {
         {"fwd.*.numerics": numerics.IntSymmetric(bits=8, preserve_zero=False)},
     ),
     "fp8": config.fp8(),
-    "fp8 per channel": config.fp8(per_channel=True),
+    "fp8 per tensor": config.fp8(per_tensor=True),
     "block fp8": config.block_fp8(size=32),
     "mxfp8": config.mxfp8(),
     "mxfp4": config.mxfp4(),

@@ -352,7 +352,7 @@ def test_presets_for_configs_of_torchao_are_configs():
     for _, ours in rows(of_configs, "| torchao | aqtlite |"):
         for code in re.findall(r"`(config\.(?!Blocks)[\w.]+\(.*?\))`", ours):
             made.append(eval(code, {"config": config}))
-    assert len(made) == 9
+    assert len(made) == 10
     assert all(isinstance(one, config.DotGeneral) for one in made)
 
 

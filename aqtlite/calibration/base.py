@@ -307,7 +307,12 @@ def check_looks_at_one_array(calibration: Any, where: str) -> None:
 
 
 def scale_and_zero_point(
-    found: Range, grid: Numerics, *, po2: bool, dtype: np.dtype | None = None
+    found: Range,
+    grid: Numerics,
+    *,
+    po2: bool,
+    dtype: np.dtype | None = None,
+    scale_shared: Axes | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The scale of stored values, and the zero point if the grid has one.
 
@@ -321,6 +326,8 @@ def scale_and_zero_point(
         grid: number grid.
         po2: round the scale up to a power of two.
         dtype: round the scale to values of this dtype, None for float32.
+        scale_shared: axes along which scales share the number that `dtype` may need,
+            as in `scale_grids.round_scale`.
 
     Returns:
         The scale, float32, and the zero point, int32 or None, of the range's shape.
@@ -347,7 +354,7 @@ def scale_and_zero_point(
         if po2:
             scale = scale_grids.ceil_to_power_of_two(scale)
         elif dtype is not None:
-            arguments = found.high, grid.bound, grid.unit, empty, dtype
+            arguments = found.high, grid.bound, grid.unit, empty, dtype, scale_shared
             may_clip = not grid.needs_noise
             scale = scale_grids.round_scale(scale, *arguments, may_clip=may_clip)
         return scale, None
@@ -361,7 +368,9 @@ def scale_and_zero_point(
         scale = scale_grids.ceil_to_power_of_two(scale)
     elif dtype is not None:
         bound = (largest - smallest) / 2
-        scale = scale_grids.round_scale(scale, half, bound, 1.0, 1.0, dtype)
+        scale = scale_grids.round_scale(
+            scale, half, bound, 1.0, 1.0, dtype, scale_shared
+        )
     # NaN becomes an arbitrary integer, which is harmless: the scale is NaN too.
     steps = jnp.clip(exact.algebraic_barrier(low) / scale, smallest - largest, 0)
     zero_point = smallest - exact.nearest_integer(jnp.nan_to_num(steps))

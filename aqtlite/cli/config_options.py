@@ -60,6 +60,11 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_model(parser)
     shared_options.add_config(parser, "for the factory")
     parser.add_argument(
+        "--platform",
+        choices=("cpu", "cuda", "rocm", "tpu"),
+        help="say in which dtypes each contraction is contracted there",
+    )
+    parser.add_argument(
         "--measure",
         choices=("serving", "training"),
         help="time the contractions: forward with frozen weights, or with gradients",

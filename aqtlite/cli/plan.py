@@ -12,7 +12,7 @@ from aqtlite.cli.configs import config_of
 from aqtlite.errors import UserError
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.flax.linen import quantize_model
-from aqtlite.program import kept_times
+from aqtlite.program import contracted_in, kept_times
 from aqtlite.program.measure import measure_serving, measure_training
 from aqtlite.program.measurement import Measurement
 from aqtlite.program.plan import Plan
@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
             + plan.reasons()
             + (f"\nUnless you named one, {advice}." if plan.contractions else "")
         )
+    plan = contracted_in.on_platform(plan, args.platform)
     shown = plan if args.measure is None else _measured(plan, args.measure)
     if args.json:
         print(shown.to_json(indent=2))

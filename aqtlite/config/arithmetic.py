@@ -9,21 +9,23 @@ from typing import Literal
 
 import numpy as np
 
+from aqtlite import numerics
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
-Form = Literal["float", "stored", "narrow", "decoded", "dequantized"]
+Form = Literal["float", "stored", "narrow", "in blocks", "decoded", "dequantized"]
 """How an operand enters the dot:
 
 - "float": unquantized;
 - "stored": stored integers, with the scale applied to the sums;
 - "narrow": stored 8-bit floats, if both operands are, with the scale applied to the
   sums;
+- "in blocks": stored 8-bit floats with a scale per block, if both operands are;
 - "decoded": unscaled floats, with the scale applied to the sums;
 - "dequantized": floats with the scale applied (fake quantization).
 """
 
-Kind = Literal["integers", "integers in float", "mixed", "narrow", "float"]
+Kind = Literal["integers", "integers in float", "mixed", "narrow", "in blocks", "float"]
 """The arithmetic in which the dot runs."""
 
 Reuse = Literal["stored", "blocks", "dequantized"]
@@ -42,10 +44,12 @@ FORWARD_SIDE = {"dlhs": "rhs", "drhs": "lhs"}
 def forms_of(lhs: Tensor, rhs: Tensor, in_dtype: np.dtype | None) -> tuple[Form, Form]:
     """Returns the forms in which operands with these configs enter the dot."""
     forms = _form_of(lhs), _form_of(rhs)
-    if forms == ("narrow", "narrow") and in_dtype is None:
+    is_narrow = forms in (("narrow", "narrow"), ("in blocks", "in blocks"))
+    if is_narrow and in_dtype is None:
         return forms
     # With any other operand, 8-bit floats are widened.
-    left, right = ("decoded" if form == "narrow" else form for form in forms)
+    wide: dict[Form, Form] = {"narrow": "decoded", "in blocks": "dequantized"}
+    left, right = (wide.get(form, form) for form in forms)
     return left, right
 
 
@@ -56,10 +60,11 @@ def _form_of(tensor: Tensor) -> Form:
         return "dequantized"
     if tensor.is_integer:
         return "stored"
-    if tensor.blocks is not None:
-        return "dequantized"
     grid = tensor.grid
     is_narrow = grid.arithmetic == "float" and grid.storage_dtype.itemsize == 1
+    if tensor.blocks is not None:
+        has_bits = is_narrow and isinstance(grid, numerics.Float)
+        return "in blocks" if has_bits else "dequantized"
     return "narrow" if is_narrow else "decoded"
 
 
@@ -67,6 +72,8 @@ def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:
     """Returns the kind of dot for operands in the given forms."""
     if lhs == rhs == "narrow":
         return "narrow"
+    if lhs == rhs == "in blocks":
+        return "in blocks"
     if "stored" not in (lhs, rhs):
         return "float"
     if lhs != rhs:
@@ -137,6 +144,6 @@ def contracts_floats(cfg: DotGeneral) -> bool:
         reuse = reused_rhs(cfg, name)
         rhs = raw.rhs if reuse is None else reuse[1]
         forms = forms_of(raw.lhs, rhs, raw.dg_in_dtype)
-        if kind_of(*forms, raw.dg_in_dtype) in ("mixed", "float"):
+        if kind_of(*forms, raw.dg_in_dtype) in ("mixed", "in blocks", "float"):
             return True
     return False

@@ -101,41 +101,56 @@ def mxint8(*, may_clip: bool = False) -> DotGeneral:
     return _in_all(_mx(operand, may_clip), _mx(gradient, may_clip=False))
 
 
-def nvfp4(*, hadamard: bool = False) -> DotGeneral:
+def nvfp4(*, per_tensor: bool = False, hadamard: bool = False) -> DotGeneral:
     """NVFP4, the four-bit format of NVIDIA's Blackwell GPUs (arXiv:2509.25149).
 
-    E2M1 in blocks of 16 elements along the contracting axis, with E4M3 scales times one
-    float32 scale per tensor. As in the paper's training recipe, weights (the forward's
-    rhs) have blocks of 16 x 16 and output gradients are rounded stochastically. The
-    recipe's Hadamard transforms of the weight gradient are an option.
+    E2M1 in blocks of 16 elements along the contracting axis, with E4M3 scales times a
+    float32 scale: one for each row of activations and gradients, so that no position
+    or example of a batch sees another, and one per tensor for weights (the forward's
+    rhs). As in the paper's training recipe, weights have blocks of 16 x 16 and output
+    gradients are rounded stochastically. The recipe's Hadamard transforms of the weight
+    gradient are an option.
 
     >>> nvfp4().fwd.rhs
     Tensor(
         numerics=Float(exponent_bits=2, mantissa_bits=1),
         blocks=Blocks(size=16, remaining_size=16, fit=True),
         scale_dtype='float8_e4m3fn',
+        scale_shared_axes='per_tensor',
     )
     >>> nvfp4(hadamard=True).drhs.rotation
     Hadamard(size=16, fit=True)
 
     Args:
+        per_tensor: use one float32 scale per tensor for activations and gradients, too,
+            as the paper does. Positions and examples of a batch then change each
+            other's results.
         hadamard: rotate both operands of the weight gradient by random Hadamard
             matrices of order 16, along the rows of the batch, with the same signs in
             all steps. Small models gained nothing from it here.
 
     Raises:
-        TypeError: if `hadamard` is not a bool.
+        TypeError: if an argument is not a bool.
     """
+    fields.flag(per_tensor, "nvfp4: per_tensor")
     fields.flag(hadamard, "nvfp4: hadamard")
     rotation = Hadamard(size=16, fit=True) if hadamard else None
     grid = numerics.Float.from_dtype("float4_e2m1fn")
 
-    def tensor(grid: numerics.Float, remaining_size: int = 1) -> Tensor:
-        blocks = Blocks(size=16, remaining_size=remaining_size, fit=True)
-        return Tensor(numerics=grid, blocks=blocks, scale_dtype=_E4M3)
-
-    operand, gradient = tensor(grid), tensor(_stochastic(grid))
-    weight = tensor(grid, remaining_size=16)
+    squares = Blocks(size=16, remaining_size=16, fit=True)
+    weight = Tensor(
+        numerics=grid,
+        blocks=squares,
+        scale_dtype=_E4M3,
+        scale_shared_axes="per_tensor",
+    )
+    operand = Tensor(
+        numerics=grid,
+        blocks=Blocks(size=16, fit=True),
+        scale_dtype=_E4M3,
+        scale_shared_axes="per_tensor" if per_tensor else None,
+    )
+    gradient = dataclasses.replace(operand, numerics=_stochastic(grid))
     return DotGeneral(
         fwd=DotGeneralRaw(lhs=operand, rhs=weight),
         dlhs=DotGeneralRaw(lhs=gradient, rhs=weight),

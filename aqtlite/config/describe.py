@@ -4,6 +4,7 @@ import dataclasses
 
 from aqtlite import calibration as calibrations
 from aqtlite import noise, numerics
+from aqtlite.calibration import scale_grids
 from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.rotation import Hadamard
@@ -194,6 +195,9 @@ def _scale(contraction: DotGeneralRaw, tensor: Tensor, default: str) -> str:
         scale = f"axes {','.join(str(axis) for axis in axes)}"
     if tensor.scale_dtype is not None:
         scale = f"{scale} {tensor.scale_dtype.name.removeprefix('float8_')}"
+        if tensor.scale_dtype.name in scale_grids.RELATIVE_DTYPES:
+            whole = "tensor" if tensor.scale_shared_axes == "per_tensor" else "row"
+            scale = f"{scale} x float32 per {whole}"
     return f"{scale} po2" if tensor.po2_scale else scale
 
 

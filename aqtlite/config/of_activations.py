@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Literal
 
-from aqtlite.calibration import scale_grids
 from aqtlite.config.dot_general import DotGeneral
 from aqtlite.config.tensor import Tensor
 
@@ -95,5 +94,7 @@ def is_found(tensor: Tensor) -> bool:
 
 def _by_itself(tensor: Tensor) -> Tensor:
     """A config without blocks, and without scales relative to the largest one."""
-    dtype = None if tensor.scale_dtype in scale_grids.RELATIVE else tensor.scale_dtype
-    return dataclasses.replace(tensor, blocks=None, scale_dtype=dtype)
+    dtype = None if tensor.has_relative_scales else tensor.scale_dtype
+    return dataclasses.replace(
+        tensor, blocks=None, scale_dtype=dtype, scale_shared_axes=None
+    )

@@ -125,7 +125,7 @@ def w4a8(*, bwd_bits: int | None = 8) -> DotGeneral:
 def fp8(
     *,
     delayed: bool = False,
-    per_channel: bool = False,
+    per_tensor: bool = False,
     use_stochastic_rounding: bool = False,
     forward: Any = "float8_e4m3fn",
     gradient: Any = "float8_e5m2",
@@ -133,13 +133,17 @@ def fp8(
     """8-bit floats: e4m3 in the forward contraction, e5m2 for gradients.
 
     The recipe of Micikevicius et al. 2022, "FP8 Formats for Deep Learning"
-    (arXiv:2209.05433), with per-tensor scales computed at every step. GPUs contract fp8
-    operands natively from Ada and MI300 on; the matrix units of MI300 take the "fnuz"
-    dtypes, which `forward` and `gradient` can select.
+    (arXiv:2209.05433), with scales computed at every step, one per row of activations
+    and gradients and one per column of weights: no position or example of a batch sees
+    another. GPUs contract fp8 operands natively from Ada and MI300 on, and the scales
+    multiply the sums; the matrix units of MI300 take the "fnuz" dtypes, which `forward`
+    and `gradient` can select.
 
     >>> cfg = fp8()
     >>> cfg.fwd.rhs.grid.name, cfg.dlhs.lhs.grid.name, cfg.dlhs.rhs.use_fwd_quant
     ('fp8_e4m3', 'fp8_e5m2', True)
+    >>> fp8(per_tensor=True).fwd.lhs.calib_shared_axes
+    'per_tensor'
     >>> fp8(delayed=True).fwd.lhs.calibration
     DelayedScaling(length=16)
 
@@ -147,10 +151,11 @@ def fp8(
         delayed: scale activations (the forward's lhs) and output gradients by earlier
             batches, as in NVIDIA's Transformer Engine (`calibration.DelayedScaling`).
             Weights are still scaled by their current values, so that they can be
-            frozen. In Flax, the statistics of gradients are in the collection
+            frozen. Statistics are per tensor: the scale of a batch does not depend on
+            the batch itself. In Flax, those of gradients are in the collection
             "_overwrite_with_gradient".
-        per_channel: use a scale per row and column, not per tensor. Does not apply to
-            delayed activations.
+        per_tensor: use one scale per tensor, as the paper does. Positions and examples
+            of a batch then change each other's results.
         use_stochastic_rounding: round the output gradient stochastically. By default it
             is rounded to nearest, as is usual with fp8.
         forward: dtype of the forward operands.
@@ -163,14 +168,14 @@ def fp8(
     _check_flags(
         "fp8",
         delayed=delayed,
-        per_channel=per_channel,
+        per_tensor=per_tensor,
         use_stochastic_rounding=use_stochastic_rounding,
     )
     for name, dtype in (("forward", forward), ("gradient", gradient)):
         if not jnp.dtype(dtype).name.startswith("float8_"):
             raise ValueError(f"fp8: {name} must be a float8 dtype, got {dtype!r}")
     grid = numerics.Float.from_dtype(forward)
-    shared: Literal["per_tensor"] | None = None if per_channel else "per_tensor"
+    shared: Literal["per_tensor"] | None = "per_tensor" if per_tensor else None
     weight = Tensor(numerics=grid, calib_shared_axes=shared)
     of_output = numerics.Float.from_dtype(
         gradient, stochastic_rounding=use_stochastic_rounding

@@ -13,7 +13,7 @@ from aqtlite import calibration as calibrations
 from aqtlite import noise as noises
 from aqtlite import numerics as grids
 from aqtlite.calibration import scale_grids
-from aqtlite.config import representation
+from aqtlite.config import representation, scale_dtypes
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.sparsity import NofM
@@ -190,12 +190,17 @@ class Tensor(representation.CompactRepr):
       OCP Microscaling specification (arXiv:2310.10537): the largest power of two in the
       calibrated bound, divided by the largest power of two on the grid. Up to half of
       the values between the former and the next power of two may be clipped;
-    - float8_e4m3fn, float8_e5m2, float16: to the nearest value, times one float32
-      number per array that maps the largest scale to the largest value of the dtype (as
-      in NVFP4).
+    - float8_e4m3fn, float8_e5m2, float16: to the nearest value, times a float32 number
+      that maps the largest scale to the largest value of the dtype (as in NVFP4); which
+      scales share a number is said by `scale_shared_axes`.
 
     On a grid that rounds stochastically, all of them are rounded up: clipping would
     introduce bias."""
+
+    scale_shared_axes: Literal["per_tensor"] | None = None
+    """Axes along which scales of float8_e4m3fn, float8_e5m2 or float16 share their
+    float32 number: None for the contracting axes, so that each row has its own, or
+    "per_tensor" for all axes."""
 
     use_fake_quant: bool = False
     """Dequantize before the contraction, which then runs in floating point."""
@@ -236,7 +241,8 @@ class Tensor(representation.CompactRepr):
             self, "calib_shared_axes", _shared_axes(self.calib_shared_axes)
         )
         self._check_noise_shared_axes()
-        self._check_scale_dtype()
+        object.__setattr__(self, "scale_dtype", scale_dtypes.checked(self.scale_dtype))
+        self._check_scales()
         if self.is_quantized:
             self._check_blocks()
             self._check_learned()
@@ -246,6 +252,7 @@ class Tensor(representation.CompactRepr):
             "calib_shared_axes": self.calib_shared_axes is not None,
             "blocks": self.blocks is not None,
             "scale_dtype": self.scale_dtype is not None,
+            "scale_shared_axes": self.scale_shared_axes is not None,
             "po2_scale": self.po2_scale,
             "use_fake_quant": self.use_fake_quant,
             "find_nan": self.find_nan,
@@ -291,31 +298,18 @@ class Tensor(representation.CompactRepr):
                 "@dataclasses.dataclass(frozen=True)"
             )
 
-    def _check_scale_dtype(self) -> None:
-        if self.scale_dtype is None:
-            return
-        options = ", ".join(scale_grids.DTYPES)
-        try:
-            dtype = jnp.dtype(self.scale_dtype)
-        except TypeError as error:
-            raise TypeError(
-                f"scale_dtype must be a dtype, one of {options}, or None, got "
-                f"{self.scale_dtype!r}"
-            ) from error
-        if dtype == jnp.float32:
-            object.__setattr__(self, "scale_dtype", None)
-            return
-        if dtype.name not in scale_grids.DTYPES:
-            raise ValueError(
-                f"scale_dtype={dtype.name!r} is not available; give one of {options}, "
-                "or None for float32"
-            )
-        object.__setattr__(self, "scale_dtype", dtype)
-        if self.po2_scale and dtype != jnp.float8_e8m0fnu:
+    def _check_scales(self) -> None:
+        scale_dtypes.check_shared_axes(
+            self.scale_shared_axes,
+            self.scale_dtype,
+            has_one_per_row=self.blocks is None and self.calib_shared_axes is None,
+            is_quantized=self.is_quantized,
+        )
+        if self.po2_scale and self.scale_dtype not in (None, jnp.float8_e8m0fnu):
             raise ValueError(
                 f"po2_scale=True makes scales powers of two, and scale_dtype="
-                f"{dtype.name!r} rounds them otherwise; leave one of them at its "
-                "default, or set scale_dtype='float8_e8m0fnu'"
+                f"{np.dtype(self.scale_dtype).name!r} rounds them otherwise; leave one "
+                "of them at its default, or set scale_dtype='float8_e8m0fnu'"
             )
 
     def _check_blocks(self) -> None:
@@ -369,13 +363,19 @@ class Tensor(representation.CompactRepr):
                 "each contracted element has a scale, found from the array alone. Use "
                 "calibration.AbsMax(), for instance, or calib_shared_axes='per_tensor'"
             )
-        if self.scale_dtype in scale_grids.RELATIVE:
+        if self.scale_dtype is not None and self.has_relative_scales:
             raise ValueError(
                 f"calib_shared_axes='remaining' with scale_dtype="
                 f"{self.scale_dtype.name!r}, which rounds scales relative to the "
                 "largest one: they would depend on one another. Use 'bfloat16', "
                 "'float8_e8m0fnu' or None"
             )
+
+    @property
+    def has_relative_scales(self) -> bool:
+        """True if several scales share a float32 number, which the largest one sets."""
+        dtype = self.scale_dtype
+        return dtype is not None and dtype.name in scale_grids.RELATIVE_DTYPES
 
     @property
     def scale_moves(self) -> bool:

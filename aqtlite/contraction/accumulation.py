@@ -50,7 +50,7 @@ def sum_products(
         left, right = _as_if_given(left, right)
     counts = tile_counts(how, operation, lhs_q, rhs_q) if how.has_blocks else ()
     if math.prod(counts) == 1:
-        return _dot(how, operation, left, right)
+        return dot(how, operation, left, right)
     return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
 
 
@@ -180,7 +180,7 @@ def _floats(q: QTensor, form: Form) -> jax.Array:
     return exact.fusion_barrier(wide.dequant())
 
 
-def _dot(
+def dot(
     how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
 ) -> jax.Array:
     """Contracts two inputs by the kind of dot that the execution has, unscaled."""
@@ -337,5 +337,5 @@ class _SumOfTiles(TargetDependent):
         left = DotInput(lhs, lhs_zero, self.largest[0])
         right = DotInput(rhs, rhs_zero, self.largest[1])
         scales = [scale for scale in (lhs_scale, rhs_scale) if scale is not None]
-        sums = _dot(how, operation, left, right)
+        sums = dot(how, operation, left, right)
         return _multiplied(sums, scales, how.out_sharding)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from aqtlite.contraction import accumulation, poison, remat
+from aqtlite.contraction import accumulation, block_products, poison, remat
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.jaxpr import inlined
 from aqtlite.operations import Operation, Side
@@ -60,7 +60,10 @@ def quantize_and_sum(
     if how.path == "fwd":
         lhs_q = None if lhs_q is None else remat.named("lhs", lhs_q)
         rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
-    sums = accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
+    if how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
+        sums = block_products.sum_products(how, operation, lhs_q, rhs_q)
+    else:
+        sums = accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
     sums = checkpoint_name(sums, remat.SUMS)
     return Quantized(lhs_q, lhs_nan), Quantized(rhs_q, rhs_nan), sums
 

@@ -60,7 +60,7 @@ class Dot(Contraction):
             if not is_whole:
                 return self._plain(lhs, rhs, precision)
             return tpu.dot(lhs, rhs, self.dims, target, precision)
-        if target.is_gpu and is_whole and _is_float8(lhs):
+        if target.is_gpu and is_whole and plain.is_float8(lhs):
             return gpu.dot_of_float8(lhs, rhs, self.dims, target, precision)
         if _is_float(lhs) or target.platform == "tpu" or not is_whole:
             return self.anywhere(lhs, rhs, precision)
@@ -92,10 +92,10 @@ class Dot(Contraction):
         is_whole = target.partitions == 1 and self.out_sharding is None
         if is_whole and not _is_float(lhs):
             return gpu.dot(lhs, rhs, self.dims, target, dtype)
-        is_narrow = lhs.dtype == jnp.bfloat16 or _is_float8(lhs)
+        is_narrow = lhs.dtype == jnp.bfloat16 or plain.is_float8(lhs)
         if dtype != jnp.bfloat16 or not is_narrow:
             return super().rounded_on_gpu(target, dtype, lhs, rhs, precision)
-        if is_whole and _is_float8(lhs):
+        if is_whole and plain.is_float8(lhs):
             return gpu.dot_of_float8(lhs, rhs, self.dims, target, precision, dtype)
         return plain.dot(lhs, rhs, self.dims, self.out_sharding, precision, dtype)
 
@@ -216,7 +216,7 @@ class Dot(Contraction):
         shapes = lhs.shape, rhs.shape
         if _is_float(lhs):
             is_fast = tpu.few_rows(shapes, lhs.dtype, self.dims) is None
-            if _is_float8(lhs):
+            if plain.is_float8(lhs):
                 is_fast = is_fast and gpu.is_plain(*shapes, self.dims)
             return cpu.sums_halves(lhs, rhs, self.dims) and is_fast
         if jnp.int4 in (lhs.dtype, rhs.dtype):
@@ -261,10 +261,6 @@ class Dot(Contraction):
 
 def _is_float(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _is_float8(x: jax.Array) -> bool:
-    return _is_float(x) and x.dtype.itemsize == 1
 
 
 def _with_new_axes(sharding: NamedSharding, axes: list[int]) -> NamedSharding:

@@ -38,6 +38,11 @@ def accumulator(x: jax.Array) -> DTypeLike:
     return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
 
 
+def is_float8(x: jax.Array) -> bool:
+    """Returns True for floats of 8 bits."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1
+
+
 def without_int4(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Widens int4 to int8: XLA's CPU and GPU backends do not contract int4."""
     left, right = (x.astype(jnp.int8) if x.dtype == jnp.int4 else x for x in (lhs, rhs))

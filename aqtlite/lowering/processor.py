@@ -15,6 +15,8 @@ it divides products among threads that one thread computes in less time."""
 # Newer ones multiply int8 by int8 as fast as uint8 by int8 from this number of rows on.
 _MANY_ROWS = 17
 
+_BLACKWELL = 10
+
 TPUS_THAT_READ_ROWS = ("TPU v5 lite", "TPU v5", "TPU v5e", "TPU v5p")
 """Kinds of TPUs, as `jax.Device.device_kind` and the public names call them."""
 
@@ -67,6 +69,20 @@ def tpu_reads_rows() -> bool:
     if jax.default_backend() != "tpu":
         return False
     return jax.devices()[0].device_kind in TPUS_THAT_READ_ROWS
+
+
+@functools.cache
+def gpu_scales_blocks() -> bool:
+    """Returns True if the GPU multiplies floats with a scale per block.
+
+    Those of NVIDIA do from Blackwell on (compute capability 10). True without a GPU in
+    this process, where a program is compiled ahead of time for an unknown one: XLA
+    gives an older one a product of float32.
+    """
+    if jax.default_backend() != "gpu":
+        return True
+    capability = getattr(jax.devices()[0], "compute_capability", "0")
+    return int(str(capability).partition(".")[0]) >= _BLACKWELL
 
 
 def _flags(cpuinfo: pathlib.Path) -> set[str]:

@@ -36,6 +36,8 @@ class Ragged(Contraction):
         return self._of_stacks(None, lhs, rhs, self.axes_of)
 
     def on_target(self, target, lhs, rhs, precision):
+        if plain.is_float8(lhs) and target.platform != "cuda":
+            lhs, rhs = lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16)
         return self._of_stacks(target, lhs, rhs, self.axes_of)
 
     def sums(self, lhs, rhs, precision=None):
@@ -50,6 +52,10 @@ class Ragged(Contraction):
         )
         sums = super().sums(left, right)
         return [plain.unstacked(row, 0) for row in plain.unstacked(sums, 0)]
+
+    def narrow(self, lhs, rhs, dtype=None):
+        """Contracts floats of 8 bits, on CUDA as they are; bfloat16 holds them."""
+        return self.sums_in(dtype, lhs, rhs)
 
     def products(self, lhs, rhs):
         return lhs[self.axes_of.lhs.index(self.axes_of.contracted)]

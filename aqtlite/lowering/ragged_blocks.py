@@ -208,6 +208,7 @@ def _native_row_products(x, w, sizes, contracted):
             w,
             sizes,
             _ROWS_BY_MATRICES[contracted - 1],
+            precision=_precision(x),
             preferred_element_type=plain.accumulator(x),
         )
 
@@ -221,10 +222,20 @@ def _native_group_sums(a, b, sizes):
     @jax.custom_batching.custom_vmap
     def dot(a, b, sizes):
         return lax.ragged_dot_general(
-            a, b, sizes, _ROWS_BY_ROWS, preferred_element_type=plain.accumulator(a)
+            a,
+            b,
+            sizes,
+            _ROWS_BY_ROWS,
+            precision=_precision(a),
+            preferred_element_type=plain.accumulator(a),
         )
 
     return _with_batches(dot, functools.partial(group_sums, None))(a, b, sizes)
+
+
+def _precision(x: jax.Array) -> lax.Precision | None:
+    """The precision at which sums of products of fp8 are float32 (`Dot.narrow`)."""
+    return lax.Precision.HIGHEST if plain.is_float8(x) else None
 
 
 def _with_batches(dot, plainly):

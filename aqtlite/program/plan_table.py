@@ -24,13 +24,18 @@ NO_SCOPE = "(no name scope)"
 """Text for the path of a contraction outside all modules and name scopes."""
 
 _HEADS = ("path", "op", "lhs", "rhs", "rule", "runs in")
+_PLATFORM = "contracted in"
+"""Head of a further column, in a plan for a platform."""
 
 _WIDE = 180
 """Width in columns if the output is not a terminal."""
 
 
 def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]:
-    """Returns a row of cells for each contraction."""
+    """Returns a row of cells for each contraction.
+
+    The rows of a plan for a platform have the dtypes of products there in a last cell.
+    """
     return [
         (
             one.path or NO_SCOPE,
@@ -39,6 +44,7 @@ def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]
             str(one.rhs),
             _who_decides(one),
             _runs_in(one),
+            *([] if one.contracted_in is None else [one.contracted_in]),
         )
         for one in contractions
     ]
@@ -57,17 +63,19 @@ def layout(
     if not rows:
         return rich.text.Text(f"{title}; {NO_CONTRACTIONS}")
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=title)
-    for name in _HEADS:
+    heads = _heads(rows)
+    for name in heads:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*map(rich.text.Text, row))
-    widths = [max(map(len, column)) + 3 for column in zip(_HEADS, *rows, strict=True)]
+    widths = [max(map(len, column)) + 3 for column in zip(heads, *rows, strict=True)]
     if sum(widths) < width:
         return table
     lines = [title]
-    for path, op, lhs, rhs, rule, runs_in in rows:
+    for path, op, lhs, rhs, rule, runs_in, *contracted_in in rows:
         by = {"-": "", "injected": ", injected"}.get(rule, f", rule {rule}")
         lines += ["", path, f"    {runs_in}{by}", f"    {op}: {lhs}, {rhs}"]
+        lines += [f"    on {one}" for one in contracted_in]
     return rich.text.Text("\n".join(lines))
 
 
@@ -84,7 +92,11 @@ def as_html(title: str, rows: Sequence[Sequence[str]]) -> str:
     """Formats a plan as HTML for notebooks."""
     if not rows:
         return f"<p>{title}; {NO_CONTRACTIONS}</p>"
-    return f"<p>{title}</p>{tables.as_html([_HEADS, *rows])}"
+    return f"<p>{title}</p>{tables.as_html([_heads(rows), *rows])}"
+
+
+def _heads(rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    return (*_HEADS, _PLATFORM)[: len(rows[0])]
 
 
 def _who_decides(one: PlannedContraction) -> str:

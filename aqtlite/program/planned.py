@@ -80,6 +80,10 @@ class PlannedContraction:
 
     site: Site = dataclasses.field(repr=False, compare=False)
 
+    contracted_in: str | None = None
+    """Platform and dtypes of its products there, as ``"cuda: int8 x int8"``, with those
+    of its gradients if they differ. None in a plan for no platform."""
+
     @property
     def description(self) -> str:
         """Its equation or operation, after the name of the registered kernel if any."""
@@ -199,6 +203,8 @@ class PlannedContraction:
             return "positions and examples"
         if not of_activations.is_found(tensor):
             return None
+        if tensor.scale_shared_axes == "per_tensor":
+            return "positions and examples"
         operation, *shapes = self.types()
         axes = operation.axes(side)
         shape = shapes[SIDES.index(side)].shape

@@ -13,6 +13,7 @@ from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
+from aqtlite.program import contracted_in
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.calibration_state import State
@@ -83,14 +84,15 @@ class QuantizedFunction:
         state, *rest = args
         return self.run(state, tuple(rest), kwargs)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: Any, platform: str | None = None, **kwargs: Any) -> Plan:
         """Returns the decision about every contraction, without running anything.
 
         Args:
             *args: arguments of the function, or `jax.ShapeDtypeStruct`s for arrays.
+            platform: as in `aqtlite.plan`.
             **kwargs: as `args`.
         """
-        return self.program({}, args, kwargs).plan
+        return contracted_in.on_platform(self.program({}, args, kwargs).plan, platform)
 
     def init_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns the state before the first call.
@@ -316,8 +318,7 @@ def quantize_function(
     if hasattr(fn, "init") and hasattr(fn, "apply"):
         raise TypeError(
             f"quantize_function takes a function, got the model {type(fn).__name__}: "
-            "give its apply, with params=0; Linen models have "
-            "aqtlite.flax.quantize_model"
+            "give its apply, with params=0; Linen has aqtlite.flax.quantize_model"
         )
     if _is_nnx(fn):
         raise TypeError(
@@ -337,6 +338,7 @@ def plan(
     rules: Any,
     params: Parameters = None,
     paths: Paths = "scopes",
+    platform: str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Returns what rules do to a function or a model, without running it.
@@ -349,29 +351,28 @@ def plan(
       path              op           lhs                       rhs   ...
 
     Args:
-        fn: a function; or a model with an `apply` method that takes the variables
-            first, as in Linen and Haiku.
+        fn: a function, or a model whose `apply` takes the variables first, as Linen's.
         *args: its arguments, or `jax.ShapeDtypeStruct`s for arrays.
         rules: as in `quantize_function`.
         params: as in `quantize_function`. None: for a model, its parameters.
         paths: as in `quantize_function`.
+        platform: "cpu", "cuda", "rocm" or "tpu", to also say in which dtypes it
+            contracts: each contraction is lowered for one device, on any host.
         **kwargs: as `args`.
 
     Raises:
-        TypeError: if `fn` is a model of NNX, or one of Linen without variables, or if
+        TypeError: if `fn` is a model of NNX, or one of Linen without variables; if
             `rules` has another type.
-        ValueError: if a required rule matches nothing, or `paths` is unknown.
+        ValueError: if a required rule matches nothing; if an argument is unknown.
     """
     _check_can_be_planned(fn, args)
     if hasattr(fn, "apply"):
         fn = fn.apply
         if params is None:
-            is_linen = (
-                bool(args) and isinstance(args[0], Mapping) and "params" in args[0]
-            )
-            params = _is_in_params if is_linen else 0
+            is_tree = bool(args) and isinstance(args[0], Mapping)
+            params = _is_in_params if is_tree and "params" in args[0] else 0
     quantized = quantize_function(fn, rules, params=params, paths=paths)
-    return quantized.plan(*args, **kwargs)
+    return quantized.plan(*args, platform=platform, **kwargs)
 
 
 def _check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:

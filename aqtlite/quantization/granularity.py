@@ -58,14 +58,18 @@ class Layout(NamedTuple):
             x, self.scale_shape(x.shape)
         ), self._shared_in_blocks()
 
-    def _shared_in_blocks(self) -> Axes:
+    def between_blocks(self, axes: Axes) -> Axes:
+        """Returns axes of the operand as axes of the operand in blocks.
+
+        Those of axes that are cut are the axes over blocks.
+        """
         cut = {axis for axis, _ in self.cut}
+        return tuple(axis + sum(other < axis for other in cut) for axis in axes)
 
-        def after(axis: int) -> int:
-            return axis + sum(other < axis for other in cut)
-
-        inner = tuple(after(axis) + 1 for axis in cut)
-        return tuple(sorted((*map(after, self.shared), *inner)))
+    def _shared_in_blocks(self) -> Axes:
+        inner = self.between_blocks(tuple(axis for axis, _ in self.cut))
+        within = tuple(axis + 1 for axis in inner)
+        return tuple(sorted((*self.between_blocks(self.shared), *within)))
 
 
 def layout(

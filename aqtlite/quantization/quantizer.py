@@ -223,9 +223,16 @@ def _calibrate(
     grid, (blocks, shared) = tensor_config.grid, layout.in_blocks(x)
     found = tensor_config.calibration.range(exact.float32(blocks), shared, grid, state)
     checks.check_range(found, tensor_config, blocks.shape, shared, path)
+    scale_shared = None
+    if tensor_config.scale_shared_axes is None:
+        scale_shared = layout.between_blocks(axes.contracting)
     try:
         scale, zero_point = calibration.scale_and_zero_point(
-            found, grid, po2=tensor_config.po2_scale, dtype=tensor_config.scale_dtype
+            found,
+            grid,
+            po2=tensor_config.po2_scale,
+            dtype=tensor_config.scale_dtype,
+            scale_shared=scale_shared,
         )
     except ValueError as error:
         raise ValueError(

@@ -173,13 +173,12 @@ def update_output(
     """
     if not tensor.gathers_statistics:
         return state
-    if isinstance(out, QTensor):
-        if out.unrounded is None:
-            raise TypeError(
-                f"out is a QTensor of {out.qvalue.dtype} and shape {out.shape} without "
-                "the float result, whose range its integers do not have; give the one "
-                "that the contraction returned, before .stop_gradient()"
-            )
+    if isinstance(out, QTensor) and out.unrounded is None:
+        raise TypeError(
+            f"out is a QTensor of {out.qvalue.dtype} and shape {out.shape} without "
+            "the float result, whose range its integers do not have; give the one "
+            "that the contraction returned, before .stop_gradient()"
+        )
     floats: jax.Array = out.unrounded if isinstance(out, QTensor) else out
     mask = counted.counted(floats, f"the result of {name}")
     return _update(tensor, state, floats, _last_axis(floats), "out", mask)

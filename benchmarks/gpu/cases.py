@@ -42,8 +42,8 @@ CAST_ONCE = f"{BFLOAT16}, weights too"
 
 PRESETS = {
     f"{AQTLITE}, bfloat16 sums": served.bfloat16_sums(config.fully_quantized()),
-    f"{AQTLITE}, fp8": config.fp8(),
-    f"{AQTLITE}, fp8, bfloat16 sums": served.bfloat16_sums(config.fp8()),
+    f"{AQTLITE}, fp8": config.fp8(per_tensor=True),
+    f"{AQTLITE}, fp8, bfloat16 sums": served.bfloat16_sums(config.fp8(per_tensor=True)),
     f"{AQTLITE}, weight-only int8": config.weight_only(8),
     f"{AQTLITE}, weight-only int8, bfloat16 sums": served.bfloat16_sums(
         config.weight_only(8)

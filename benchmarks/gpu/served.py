@@ -25,8 +25,8 @@ def bfloat16_sums(cfg: config.DotGeneral) -> config.DotGeneral:
 CONFIGS = {
     f"{AQTLITE}, int8": contestants.aqtlite_config(),
     f"{AQTLITE}, int8, bfloat16 sums": bfloat16_sums(contestants.aqtlite_config()),
-    f"{AQTLITE}, fp8": config.fp8(),
-    f"{AQTLITE}, fp8, bfloat16 sums": bfloat16_sums(config.fp8()),
+    f"{AQTLITE}, fp8": config.fp8(per_tensor=True),
+    f"{AQTLITE}, fp8, bfloat16 sums": bfloat16_sums(config.fp8(per_tensor=True)),
     f"{AQTLITE}, weight-only int8": config.weight_only(8),
     f"{AQTLITE}, weight-only int8, bfloat16 sums": bfloat16_sums(config.weight_only(8)),
     f"{AQTLITE}, weight-only int4": config.weight_only(4),

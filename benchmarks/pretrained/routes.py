@@ -125,7 +125,7 @@ ROUTES = (
     _fixed("static int8, mse", config.static_int8("mse")),
     _fixed("static int8, moving average", config.static_int8("moving_average")),
     _fixed("static int8, max, affine", config.static_int8("max", affine=True)),
-    _fixed("fp8", config.fp8()),
+    _fixed("fp8", config.fp8(per_tensor=True)),
     _fixed("mxfp8", config.mxfp8()),
     _fixed("weights of 8 bits", _weights(8), operands="weight"),
     _fixed("weights of 4 bits", _weights(4), operands="weight"),

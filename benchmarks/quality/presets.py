@@ -44,13 +44,15 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "lsq_2_clipping": lambda: config.update(config.lsq(2), _LEARNED_CLIPPING),
     "int2": lambda: config.fully_quantized(fwd_bits=2),
     "fp8": config.fp8,
-    "fp8_stochastic": lambda: config.fp8(use_stochastic_rounding=True),
     "fp8_e3m4": lambda: config.fp8(forward="float8_e3m4", use_stochastic_rounding=True),
-    "fp8_e3m4_per_channel": lambda: config.fp8(
-        forward="float8_e3m4", use_stochastic_rounding=True, per_channel=True
+    "fp8_per_tensor": lambda: config.fp8(per_tensor=True),
+    "fp8_per_tensor_stochastic": lambda: config.fp8(
+        per_tensor=True, use_stochastic_rounding=True
     ),
-    "fp8_delayed": lambda: config.fp8(delayed=True),
-    "fp8_per_channel": lambda: config.fp8(per_channel=True),
+    "fp8_per_tensor_e3m4": lambda: config.fp8(
+        per_tensor=True, forward="float8_e3m4", use_stochastic_rounding=True
+    ),
+    "fp8_delayed": lambda: config.fp8(delayed=True, per_tensor=True),
     "block_fp8": config.block_fp8,
     "mxfp8": config.mxfp8,
     "mxfp8_may_clip": lambda: config.mxfp8(may_clip=True),
@@ -58,7 +60,8 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "mxfp4": config.mxfp4,
     "mxint8": config.mxint8,
     "nvfp4": config.nvfp4,
-    "nvfp4_hadamard": lambda: config.nvfp4(hadamard=True),
+    "nvfp4_per_tensor": lambda: config.nvfp4(per_tensor=True),
+    "nvfp4_per_tensor_hadamard": lambda: config.nvfp4(per_tensor=True, hadamard=True),
 }
 """Presets of aqtlite by name, as functions without arguments that make the config."""
 

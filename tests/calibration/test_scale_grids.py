@@ -16,8 +16,14 @@ INT8 = numerics.IntSymmetric(bits=8)
 E2M1 = numerics.Float(exponent_bits=2, mantissa_bits=1)
 
 
+def tensor_of(dtype, grid=INT8, **fields):
+    if dtype in scale_grids.RELATIVE_DTYPES:
+        fields["scale_shared_axes"] = "per_tensor"
+    return config.Tensor(numerics=grid, scale_dtype=dtype, **fields)
+
+
 def scales(x, dtype, grid=INT8, **fields):
-    tensor = config.Tensor(numerics=grid, scale_dtype=dtype, **fields)
+    tensor = tensor_of(dtype, grid, **fields)
     return np.asarray(aqtlite.quantize(x, tensor, 1).scale)
 
 
@@ -70,11 +76,64 @@ def test_e4m3_of_one_number():
     np.testing.assert_allclose(scales(x, "float8_e4m3fn", E2M1), codes * whole, 1e-6)
 
 
+def test_a_number_for_each_row():
+    """Scales of the blocks of a row depend on that row alone."""
+    x = rows().reshape(16, 20)
+    blocks = config.Blocks(size=5)
+    tensor = config.Tensor(numerics=E2M1, scale_dtype="float8_e4m3fn", blocks=blocks)
+    each = [np.asarray(aqtlite.quantize(row[None], tensor, 1).scale) for row in x]
+    together = np.asarray(aqtlite.quantize(x, tensor, 1).scale)
+    np.testing.assert_array_equal(together, np.concatenate(each))
+    shared = tensor_of("float8_e4m3fn", E2M1, blocks=blocks)
+    assert (together != np.asarray(aqtlite.quantize(x, shared, 1).scale)).any()
+
+
+@pytest.mark.parametrize("shared", [None, (1,)])
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_factored(dtype, stochastic, shared):
+    """Also with rows of zeros, rows that are no numbers, and tiny blocks."""
+    x = rows().reshape(16, 20)
+    x[3], x[5, :5], x[7, :5], x[8], x[9, 5:10] = 0, 0, np.nan, 1e-36, 1e-30
+    grid = numerics.Float(
+        exponent_bits=2, mantissa_bits=1, stochastic_rounding=stochastic
+    )
+    tensor = config.Tensor(
+        numerics=grid,
+        scale_dtype=dtype,
+        blocks=config.Blocks(size=5),
+        scale_shared_axes="per_tensor" if shared is None else None,
+    )
+    scale = aqtlite.quantize(jnp.asarray(x), tensor, 1).scale
+    values, number = scale_grids.factored(scale, jnp.dtype(dtype), shared)
+    assert values.dtype == dtype
+    assert number.shape == ((1, 1) if shared is None else (16, 1))
+    product = np.asarray(values, np.float32) * np.asarray(number)
+    np.testing.assert_allclose(product, scale, rtol=5e-7)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_factored_parts_of_an_array(dtype):
+    """Of a shard or a slice, in which no scale need be the largest value."""
+    bits = np.arange(1, 127, dtype=np.uint8)
+    values = bits.view(dtype).astype(np.float32)
+    values = values[np.isfinite(values)]
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 5, 40):
+        parts = rng.choice(values, (64, count)) * rng.uniform(1e-9, 1e9, (64, 1))
+        parts = parts.astype(np.float32)
+        found, number = scale_grids.factored(jnp.asarray(parts), np.dtype(dtype), (1,))
+        product = np.asarray(found, np.float32) * np.asarray(number)
+        np.testing.assert_allclose(product, parts, rtol=5e-7)
+
+
 @pytest.mark.parametrize("dtype", scale_grids.DTYPES)
 def test_rows_that_are_no_numbers(dtype):
     x = np.array([[0, 0], [np.nan, 1], [np.inf, 1], [1e-40, 0], [3, 2]], np.float32)
     found = scales(x, dtype)[:, 0]
-    assert found[0] == found[3] == 1
+    # A row of zeros has the largest scale of those that share a number with it.
+    empty = found[4] if dtype in scale_grids.RELATIVE_DTYPES else 1
+    assert found[0] == found[3] == empty
     assert np.isnan(found[1]) and np.isnan(found[2])
     np.testing.assert_allclose(found[4], scales(x, None)[4, 0], rtol=1.0)
 
@@ -83,7 +142,7 @@ def test_rows_that_are_no_numbers(dtype):
 @pytest.mark.parametrize("dtype", scale_grids.DTYPES)
 def test_same_in_every_program(dtype):
     x = jnp.asarray(rows(), jnp.bfloat16)
-    tensor = config.Tensor(numerics=E2M1, scale_dtype=dtype)
+    tensor = tensor_of(dtype, E2M1)
     alone = aqtlite.quantize(x, tensor, 1)
     fused = jax.jit(lambda x: aqtlite.quantize(x * 1.0, tensor, 1))(x)
     np.testing.assert_array_equal(alone.scale, fused.scale)

@@ -89,6 +89,14 @@ def test_what_is_injected_and_what_is_not(planned):
     assert "float: no rule names it" in outside
 
 
+def test_the_dtypes_on_a_platform(planned):
+    _, out, _ = planned("injected", "--preset", "qat", "--platform", "tpu", "--json")
+    inside, outside = (row["contracted_in"] for row in json.loads(out))
+    gradients = "dlhs float32 x float32; drhs float32 x float32"
+    assert inside == f"tpu: fwd int8 x int8; {gradients}"
+    assert outside == "tpu: float32 x float32"
+
+
 @pytest.mark.parametrize(("factory", "count"), [("plain", 2), ("of_nnx", 1)])
 def test_a_float_model_is_quantized_by_the_preset(factory, count, planned):
     _, out, _ = planned(factory, "--preset", "qat", "--json")

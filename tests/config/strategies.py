@@ -127,8 +127,9 @@ def tensors(draw, forward=False, use_fwd_quant=False, tiled=False):
         grid = grid.to_nearest()
     own_axes = {}
     po2_scale = draw(_FLAG)
-    scale_dtype = draw(st.sampled_from([None, "float8_e8m0fnu", "bfloat16"]))
-    if po2_scale and scale_dtype == "bfloat16":
+    dtypes = [None, "float8_e8m0fnu", "bfloat16", "float8_e4m3fn"]
+    scale_dtype = draw(st.sampled_from(dtypes))
+    if po2_scale and scale_dtype in ("bfloat16", "float8_e4m3fn"):
         scale_dtype = None
     if not tiled and not always["calibration"].has_state and draw(_FLAG):
         own_axes["blocks"] = config.Blocks(
@@ -138,6 +139,8 @@ def tensors(draw, forward=False, use_fwd_quant=False, tiled=False):
         own_axes["calib_shared_axes"] = draw(st.none() | st.just("per_tensor") | _AXES)
         if grid.needs_noise:
             own_axes["noise_shared_axes"] = draw(st.none() | _AXES)
+    if scale_dtype == "float8_e4m3fn" and ("blocks" not in own_axes or draw(_FLAG)):
+        own_axes["scale_shared_axes"] = "per_tensor"
     return config.Tensor(
         numerics=grid,
         po2_scale=po2_scale,

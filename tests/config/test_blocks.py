@@ -82,6 +82,26 @@ def test_does_not_divide():
             ValueError,
             "po2_scale=True makes scales powers of two",
         ),
+        (
+            {"scale_shared_axes": (0,), "numerics": INT8},
+            ValueError,
+            r"scale_shared_axes=\(0,\) is not known",
+        ),
+        (
+            {"scale_shared_axes": "per_tensor", "numerics": INT8},
+            ValueError,
+            "scale_shared_axes='per_tensor' would have no effect, because scale_dtype",
+        ),
+        (
+            {"scale_shared_axes": "per_tensor"},
+            ValueError,
+            "scale_shared_axes='per_tensor' would have no effect",
+        ),
+        (
+            {"scale_dtype": "float8_e4m3fn", "numerics": INT8},
+            ValueError,
+            "each row has a single scale",
+        ),
     ],
 )
 def test_tensor_refuses(fields, error, match):

@@ -89,16 +89,15 @@ def test_fp8():
     e4m3, e5m2 = (
         numerics.Float.from_dtype(name) for name in ("float8_e4m3fn", "float8_e5m2")
     )
-    forward = config.Tensor(numerics=e4m3, calib_shared_axes="per_tensor")
+    forward = config.Tensor(numerics=e4m3)
     assert cfg.fwd == config.DotGeneralRaw(lhs=forward, rhs=forward)
-    gradient = config.Tensor(numerics=e5m2, calib_shared_axes="per_tensor")
-    assert cfg.dlhs.lhs == cfg.drhs.lhs == gradient
+    assert cfg.dlhs.lhs == cfg.drhs.lhs == config.Tensor(numerics=e5m2)
     assert cfg.dlhs.rhs.use_fwd_quant and cfg.drhs.rhs.use_fwd_quant
     assert config.describe(cfg).count("float8") == 3
     for fields in (
         {},
         {"delayed": True},
-        {"per_channel": True, "use_stochastic_rounding": True},
+        {"per_tensor": True, "use_stochastic_rounding": True},
         {"forward": "float8_e4m3fnuz", "gradient": "float8_e5m2fnuz"},
     ):
         cfg = config.fp8(**fields)

@@ -111,7 +111,7 @@ PRESETS = {
     "smoothquant": config.smoothquant(),
     "lsq": config.lsq(),
     "fp8": config.fp8(),
-    "fp8 per channel": config.fp8(per_channel=True),
+    "fp8 per tensor": config.fp8(per_tensor=True),
     "fp8 delayed": config.fp8(delayed=True),
     "fp8 e3m4": config.fp8(forward="float8_e3m4"),
     "block_fp8": config.block_fp8(32),

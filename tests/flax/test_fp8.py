@@ -13,12 +13,12 @@ from tests.flax.support import init
 
 
 @pytest.mark.parametrize(
-    "per_channel", [False, pytest.param(True, marks=pytest.mark.slow)]
+    "per_tensor", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
-def test_few_rows_are_summed_in_one_order(per_channel, monkeypatch):
+def test_few_rows_are_summed_in_one_order(per_tensor, monkeypatch):
     """XLA:CPU's kernels for few rows sum by the layout of the weights."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
-    dot_general = AqtDotGeneral(config.fp8(per_channel=per_channel))
+    dot_general = AqtDotGeneral(config.fp8(per_tensor=per_tensor))
     model = nn.Sequential([nn.Dense(100, dot_general=dot_general) for _ in range(2)])
     x = normal((2, 1, 300), 1)
     variables = init(model, x)

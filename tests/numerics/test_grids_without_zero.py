@@ -23,7 +23,10 @@ FIELDS = {
     "power of two": {"po2_scale": True},
     "bfloat16": {"scale_dtype": jnp.bfloat16},
     "e8m0": {"scale_dtype": jnp.float8_e8m0fnu},
-    "e4m3": {"scale_dtype": jnp.float8_e4m3fn},
+    "e4m3": {
+        "scale_dtype": jnp.float8_e4m3fn,
+        "scale_shared_axes": "per_tensor",
+    },
     "blocks": {"blocks": config.Blocks(size=4)},
     "mean": {"calibration": calibration.AbsMean(clipping_scale=2)},
     "search": {"calibration": calibration.MseSearch((1.0, 0.8))},

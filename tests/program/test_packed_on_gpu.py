@@ -7,7 +7,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import aqtlite
@@ -72,7 +71,8 @@ def test_no_call_transposes_weights(cfg, function, shapes, count):
 
     assert transposed(run, call.variables, x) == 0
     got, wanted = jax.jit(run)(call.variables, x), plain(leaves, x)
-    np.testing.assert_allclose(got, wanted, rtol=2e-2, atol=2e-2)
+    # Sums in bfloat16 may round a value of the next layer to the other side.
+    assert common.relative_error(got, wanted) < 2e-2
 
 
 def test_a_vector_and_other_weights_stay_as_they_are():

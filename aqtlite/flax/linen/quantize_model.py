@@ -10,7 +10,7 @@ from flax import linen as nn
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
-from aqtlite.program import injected
+from aqtlite.program import contracted_in, injected
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan import Plan
 from aqtlite.quantization.state_collections import (
@@ -112,15 +112,23 @@ class QuantizedModel(ModelByRules):
         """
         return self._started(variables, args, kwargs).gather()
 
-    def plan(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Plan:
+    def plan(
+        self,
+        variables: Mapping[str, Any],
+        *args: Any,
+        platform: str | None = None,
+        **kwargs: Any,
+    ) -> Plan:
         """Returns the decision about every contraction of a call, without running it.
 
         Args:
             variables: variables of the model, or their shapes.
             *args: arguments of the call, or their shapes.
+            platform: as in `aqtlite.plan`.
             **kwargs: as `args`.
         """
-        return self._traced(variables, args, kwargs).program.plan
+        planned = self._traced(variables, args, kwargs).program.plan
+        return contracted_in.on_platform(planned, platform)
 
     def _started(
         self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -128,7 +128,13 @@ def as_quantized(model: nnx.Module) -> QuantizedModel:
     return cast(QuantizedModel, quantize_model(model))
 
 
-def plan(model: nnx.Module, *args: Any, method: str = _CALL, **kwargs: Any) -> Plan:
+def plan(
+    model: nnx.Module,
+    *args: Any,
+    method: str = _CALL,
+    platform: str | None = None,
+    **kwargs: Any,
+) -> Plan:
     """Returns the decision about every contraction of a call, without running it.
 
     Args:
@@ -136,11 +142,12 @@ def plan(model: nnx.Module, *args: Any, method: str = _CALL, **kwargs: Any) -> P
             `aqtlite.flax.nnx` in its layers.
         *args: arguments of the call, or `jax.ShapeDtypeStruct`s for arrays.
         method: name of the method to call.
+        platform: as in `aqtlite.plan`.
         **kwargs: as `args`.
     """
     quantized = as_quantized(model)
     call = PureCall(quantized, method, args, kwargs)
-    return function_of(quantized, call).plan(*call.arguments)
+    return function_of(quantized, call).plan(*call.arguments, platform=platform)
 
 
 def init_state(

@@ -20,7 +20,9 @@ _DELAYED = calibration.DelayedScaling(length=2)
 CONFIGS = {
     "largest": config.static_int8(calibration.MaxOverBatches()),
     "affine": config.update(config.fully_quantized(), _AFFINE),
-    "delayed": config.update(config.fp8(delayed=True), {"*.lhs.calibration": _DELAYED}),
+    "delayed": config.update(
+        config.fp8(delayed=True, per_tensor=True), {"*.lhs.calibration": _DELAYED}
+    ),
     "periodic": config.static_int8(_PERIODIC),
     "smooth": config.smoothquant(statistic=_DELAYED),
 }
