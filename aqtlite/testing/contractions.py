@@ -1,4 +1,4 @@
-"""The contractions of a program that was evaluated equation by equation."""
+"""The contractions among the equations of two runs."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,12 @@ class Contraction:
     path: str
     """Its path, as plans write it."""
 
+    number: int
+    """Its number among all contractions, from 1."""
+
     kind: str
+    """"quantized", or the equation or operation of a float contraction."""
+
     operands: tuple[Operand, ...]
     begins: int
     """Index of its first equation."""
@@ -50,10 +55,9 @@ class Contraction:
     loops: tuple[int, ...]
 
     def __str__(self) -> str:
-        where = (
-            f"{self.path!r} ({self.kind})" if self.path else f"{NO_SCOPE} {self.kind}"
-        )
-        return where + _in_loops(self.loops)
+        # Without a name, as in NNX, the order in the program tells it from others.
+        name = repr(self.path) if self.path else f"number {self.number} {NO_SCOPE}"
+        return f"{name} ({self.kind}){_in_loops(self.loops)}"
 
 
 def find(steps: Sequence[Step]) -> Iterator[Contraction]:
@@ -70,6 +74,7 @@ def find(steps: Sequence[Step]) -> Iterator[Contraction]:
             if step.eqn.primitive.name in registry.OF_PRIMITIVES:
                 yield Contraction(
                     _numbered(path, step, numbers),
+                    sum(map(len, numbers.values())),
                     _kind(step.eqn),
                     _operands(step),
                     index,
@@ -90,6 +95,7 @@ def find(steps: Sequence[Step]) -> Iterator[Contraction]:
                 )
                 yield Contraction(
                     _numbered(path, step, numbers),
+                    sum(map(len, numbers.values())),
                     "quantized",
                     operands,
                     begins,

@@ -1,6 +1,6 @@
 """Which contraction first makes places depend on others.
 
-The program is evaluated on both inputs, equation by equation (`two_runs`). A value is
+The program runs on both inputs and returns all of its values (`two_runs`). A value is
 *clean* if it differs at changed places only, and also if equations that mix nothing,
 elementwise or moving elements, make it of clean ones. From the result back to its last
 clean values is the way that the changes took, and its first equation is where they
@@ -51,7 +51,7 @@ def describe(
     runs, outputs = two_runs.evaluate(closed, before, after, places)
     result = outputs[output]
     if result is None or runs.confined[result]:
-        return "Its equations, run one by one, give no such difference"
+        return "A program that returns all of its values gives no such difference"
     for mixes in (_may_mix, lambda step: True):
         way = _way(runs, result, mixes)
         if way:
