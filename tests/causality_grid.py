@@ -29,7 +29,8 @@ NAMES = (*MODELS, *INJECTED)
 # The first positions of the first example do not count, as where prompts are padded.
 _COUNTS = np.arange(TIME) >= np.array([[3], [0]])
 _IN_MEMORY = np.arange(MEMORY) >= np.array([[2], [0]])
-_QUIETNESS = jnp.array([0, 3, 1, 4, 0, 2, 1, 3])
+# Positions of different loudness: without, grids with exponents hide a shared scale.
+_LOUDNESS = np.array([1, 1e-3, 0.1, 1e-4, 1, 0.01, 0.1, 1e-3], np.float32)
 _LAST = np.arange(TIME) >= 5  # Not where a chunk begins.
 
 
@@ -50,15 +51,15 @@ class Case(NamedTuple):
     @property
     def repadded(self) -> tuple[Any, ...]:
         """`padded` with other values at the positions that do not count."""
-        x, counts, *memory = self.padded
-        changed = [jnp.where(counts[..., None], x, -20 * jnp.roll(x, 1, 0)), counts]
-        if memory:
-            x, counts = memory
-            changed += [
+        arrays, masks = self.padded[::2], self.padded[1::2]
+        return tuple(
+            one
+            for x, counts in zip(arrays, masks, strict=True)
+            for one in (
                 jnp.where(counts[..., None], x, -20 * jnp.roll(x, 1, 0)),
                 counts,
-            ]
-        return tuple(changed)
+            )
+        )
 
 
 def case(name: str, preset: str | None) -> Case:
@@ -68,8 +69,7 @@ def case(name: str, preset: str | None) -> Case:
         model = injected(cfg)[name]
     elif cfg is not None:
         model = quantize_model(model, cfg)
-    # Positions of different loudness, which grids with exponents would hide.
-    x = normal((BATCH, TIME, FEATURES)) * 10.0 ** -_QUIETNESS[:, None]
+    x = normal((BATCH, TIME, FEATURES)) * _LOUDNESS[:, None]
     args = [x, np.ones((BATCH, TIME), bool)]
     if name == "cross attention":
         args += [normal((BATCH, MEMORY, FEATURES), 1), np.ones((BATCH, MEMORY), bool)]

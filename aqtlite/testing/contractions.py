@@ -1,14 +1,14 @@
 """The contractions among the equations of two runs."""
 
+import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import primitives
 
 from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import registry
-from aqtlite.jaxpr.replacement import Location
 from aqtlite.program import injected
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import equation_of
@@ -39,9 +39,6 @@ class Contraction:
     path: str
     """Its path, as plans write it."""
 
-    number: int
-    """Its number among all contractions, from 1."""
-
     kind: str
     """"quantized", or the equation or operation of a float contraction."""
 
@@ -52,78 +49,77 @@ class Contraction:
     ends: int
     """Index of the equation with the sums of products."""
 
-    loops: tuple[int, ...]
+    step: Step
+    """The equation with the sums of products."""
 
     def __str__(self) -> str:
-        # Without a name, as in NNX, the order in the program tells it from others.
-        name = repr(self.path) if self.path else f"number {self.number} {NO_SCOPE}"
-        return f"{name} ({self.kind}){_in_loops(self.loops)}"
+        name = repr(self.path) if self.path else NO_SCOPE
+        return f"{name} ({self.kind}){_in_loops(self.step.loops)}"
 
 
-def find(steps: Sequence[Step]) -> Iterator[Contraction]:
-    """Yields the contractions among equations, in program order."""
-    numbers: dict[str, dict[Location, int]] = {}
+def find(
+    steps: Sequence[Step], paths: Sequence[str] | None = None
+) -> list[Contraction]:
+    """Returns the contractions among equations, in program order.
+
+    Args:
+        steps: the equations.
+        paths: paths of all contractions of the program, if scopes do not name them.
+            They count if there are as many of them.
+    """
+    found = list(_unnamed(steps))
+    scopes = {one.step.location: one.path for one in found}
+    if paths is None or len(paths) != len(scopes):
+        paths = _numbered(list(scopes.values()))
+    path_of = dict(zip(scopes, paths, strict=True))
+    return [dataclasses.replace(one, path=path_of[one.step.location]) for one in found]
+
+
+def _numbered(scopes: Sequence[str]) -> list[str]:
+    """Returns paths as plans do: with a number from the second in a scope on."""
+    counts: collections.Counter[str] = collections.Counter()
+    paths = []
+    for scope in scopes:
+        paths.append(f"{scope}#{counts[scope]}" if counts[scope] else scope)
+        counts[scope] += 1
+    return paths
+
+
+def _unnamed(steps: Sequence[Step]) -> Iterator[Contraction]:
+    """Yields contractions with their scopes as paths."""
     begins: int | None = None
     named: dict[str, Step] = {}
     for index, step in enumerate(steps):
-        path, is_quantized = _path(step)
-        if is_quantized and begins is None:
-            begins, named = index, {}
+        scope, is_quantized = _scope(step)
         if not is_quantized:
             begins = None
             if step.eqn.primitive.name in registry.OF_PRIMITIVES:
-                yield Contraction(
-                    _numbered(path, step, numbers),
-                    sum(map(len, numbers.values())),
-                    _kind(step.eqn),
-                    _operands(step),
-                    index,
-                    index,
-                    step.loops,
-                )
-        elif step.eqn.primitive is primitives.name_p:
-            name = step.eqn.params["name"]
-            named.setdefault(name, step)
-            if name == remat.SUMS and begins is not None:
-                operands = tuple(
-                    one
-                    for names in (
-                        ("lhs", remat.LHS, remat.LHS_SCALE),
-                        ("rhs", remat.RHS, remat.RHS_SCALE),
-                    )
-                    for one in _quantized(named, *names)
-                )
-                yield Contraction(
-                    _numbered(path, step, numbers),
-                    sum(map(len, numbers.values())),
-                    "quantized",
-                    operands,
-                    begins,
-                    index,
-                    step.loops,
-                )
+                kind = _kind(step.eqn)
+                yield Contraction(scope, kind, _operands(step), index, index, step)
+            continue
+        if begins is None:
+            begins, named = index, {}
+        if step.eqn.primitive is primitives.name_p:
+            named.setdefault(step.eqn.params["name"], step)
+            if remat.SUMS in named:
+                operands = tuple(_quantized(named))
+                yield Contraction(scope, "quantized", operands, begins, index, step)
                 begins = None
 
 
 def shown(step: Step) -> str:
     """Returns the path of an equation, and the steps of the loops around it."""
-    path, _ = _path(step)
+    path, _ = _scope(step)
     return (repr(path) if path else NO_SCOPE) + _in_loops(step.loops)
 
 
-def _path(step: Step) -> tuple[str, bool]:
-    """Returns the path in plans, and whether it is of a quantized contraction."""
+def _scope(step: Step) -> tuple[str, bool]:
+    """Returns the scope in plans, and whether it is of a quantized contraction."""
     path = injected.without_mark(step.path)
     names = path.split("/")
     if differentiation.SCOPE not in names:
         return path, False
     return "/".join(names[: names.index(differentiation.SCOPE)]), True
-
-
-def _numbered(path: str, step: Step, numbers: dict[str, dict[Location, int]]) -> str:
-    of_path = numbers.setdefault(path, {})
-    number = of_path.setdefault(step.location, len(of_path))
-    return f"{path}#{number}" if number else path
 
 
 def _kind(eqn: Any) -> str:
@@ -139,15 +135,17 @@ def _operands(step: Step) -> tuple[Operand, ...]:
     )
 
 
-def _quantized(
-    named: dict[str, Step], side: str, values: str, scales: str
-) -> Iterator[Operand]:
-    """Yields the operand of a side, if it is quantized."""
-    if values in named and scales in named:
-        steps = named[values], named[scales]
-        types = [type_of(step.eqn.outvars[0].aval) for step in steps]
-        numbers = [step.outputs[0] for step in steps]
-        yield Operand(side, types[0], numbers[0], numbers[1], types[1])
+def _quantized(named: Mapping[str, Step]) -> Iterator[Operand]:
+    """Yields the quantized operands of a contraction, from the values it names."""
+    for side, values, scales in (
+        ("lhs", remat.LHS, remat.LHS_SCALE),
+        ("rhs", remat.RHS, remat.RHS_SCALE),
+    ):
+        if values in named:
+            steps = named[values], named[scales]
+            types = [type_of(step.eqn.outvars[0].aval) for step in steps]
+            numbers = [step.outputs[0] for step in steps]
+            yield Operand(side, types[0], numbers[0], numbers[1], types[1])
 
 
 def _in_loops(loops: tuple[int, ...]) -> str:

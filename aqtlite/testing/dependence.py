@@ -6,14 +6,17 @@ contraction at which they begin to.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.extend import core
 
+from aqtlite.flax.nnx import QuantizedModel, plan, quantize_model
 from aqtlite.jaxpr import tracing
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing import differences, first_leak, other_values
@@ -137,6 +140,9 @@ class _Call:
     noun: str
     """What the places are."""
 
+    paths: Callable[[], list[str] | None]
+    """Function that returns the paths of contractions that scopes do not name."""
+
     @classmethod
     def of(
         cls,
@@ -179,7 +185,9 @@ class _Call:
                 f"{found}. Name those that get other values, argnums=..., or bind the "
                 "others to the function"
             )
-        return cls(traced, inputs, given, axis, noun)
+        return cls(
+            traced, inputs, given, axis, noun, functools.partial(_paths, fn, args)
+        )
 
     @property
     def size(self) -> int:
@@ -224,6 +232,7 @@ class _Call:
                             old.number,
                             places,
                             self.noun,
+                            self.paths(),
                         )
                         raise AssertionError(
                             f"{message}{difference.elsewhere}. {found}"
@@ -280,6 +289,17 @@ class _Result(NamedTuple):
             f"{self.name}, {old.dtype} of shape {old.shape}: {differs.sum()} of "
             f"{count} elements {text}",
         )
+
+
+def _paths(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[str] | None:
+    """Returns the paths of an NNX module's contractions, in program order.
+
+    None for other functions, of which plans take the paths from name scopes.
+    """
+    if not isinstance(fn, nnx.Module):
+        return None
+    model = fn if isinstance(fn, QuantizedModel) else quantize_model(fn)
+    return [one.path for one in plan(model, *args).contractions]
 
 
 def _chosen(argnums: int | Sequence[int] | None, count: int) -> set[int]:

@@ -18,6 +18,7 @@ from jax.extend import core
 
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing import contractions, two_runs
+from aqtlite.testing.contractions import Contraction
 from aqtlite.testing.places import Places
 from aqtlite.testing.two_runs import Runs, Step
 
@@ -37,6 +38,7 @@ def describe(
     output: int,
     places: Places,
     noun: str,
+    paths: Sequence[str] | None,
 ) -> str:
     """Says at which contraction changes of the inputs leave their places.
 
@@ -47,6 +49,7 @@ def describe(
         output: index of an output that differs at other places.
         places: the places.
         noun: what the places are.
+        paths: paths of its contractions, if scopes do not name them.
     """
     runs, outputs = two_runs.evaluate(closed, before, after, places)
     result = outputs[output]
@@ -55,7 +58,8 @@ def describe(
     for mixes in (_may_mix, lambda step: True):
         way = _way(runs, result, mixes)
         if way:
-            return _sentence(runs.steps, way, noun)
+            found = contractions.find(runs.steps, paths)
+            return _sentence(runs.steps, found, way, noun)
     return "It differs as the arguments do"
 
 
@@ -121,9 +125,11 @@ def _may_mix(step: Step) -> bool:
     )
 
 
-def _sentence(steps: Sequence[Step], way: _Way, noun: str) -> str:
+def _sentence(
+    steps: Sequence[Step], found: Sequence[Contraction], way: _Way, noun: str
+) -> str:
     start = steps[way.start]
-    for one in contractions.find(steps):
+    for one in found:
         if one.begins <= way.start <= one.ends:
             shared = [x for x in one.operands if way.takes(x.scales)]
             if not shared:

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 import aqtlite
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, quantize_model
+from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.testing import assert_causal, assert_independent
 from tests.common import normal
 from tests.flax.support import init
@@ -315,3 +317,42 @@ def test_other_layouts_of_positions():
         assert_causal(fn, X)
         with pytest.raises(AssertionError, match="reduce_max of .* at 'leak'"):
             assert_causal(lambda x, fn=fn: fn(leaking(fn(x))), X)
+
+
+class Nnx(nnx.Module):
+    """Modules without name scopes."""
+
+    def __init__(self, rngs):
+        self.up = nnx.Linear(8, 12, rngs=rngs)
+        self.inner = nnx.List([nnx.Linear(12, 12, rngs=rngs) for _ in range(2)])
+        self.down = nnx.Linear(12, 8, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.up(x)
+        for layer in self.inner:
+            x = nnx.relu(layer(x))
+        return self.down(x)
+
+
+@pytest.mark.parametrize("path", ["up", "inner/1", "down"])
+def test_modules_of_nnx_have_the_paths_of_their_plan(path):
+    model = Nnx(nnx.Rngs(0))
+    assert_causal(model, X)
+    rules = [
+        aqtlite.Rule(path=path, cfg=PER_TENSOR),
+        aqtlite.Rule(cfg=INT8),
+    ]
+    quantized = aqt_nnx.quantize_model(model, rules)
+    with pytest.raises(AssertionError, match=f"is '{path}' \\(quantized\\): positions"):
+        assert_causal(quantized, X)
+
+
+def test_contractions_without_a_scope():
+    dot_general = aqtlite.make_dot_general(PER_TENSOR)
+
+    def fn(x):
+        w, last = jnp.eye(8), (((2,), (0,)), ((), ()))
+        return dot_general(x @ w, w, last) @ w
+
+    with pytest.raises(AssertionError, match=r"is '#1' \(quantized\)"):
+        assert_causal(fn, X)
