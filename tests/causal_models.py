@@ -154,13 +154,15 @@ class Convolution(nn.Module):
         if self.is_padded_by_hand:
             x, padding = jnp.pad(x, [(0, 0), (2, 0), (0, 0)]), "VALID"
         groups = features if self.is_depthwise else 1
-        return nn.Conv(
+        x = nn.Conv(
             features,
             (3,),
             padding=padding,
             feature_group_count=groups,
             conv_general_dilated=self.conv_general_dilated,
         )(x)
+        # Rules have something to quantize if the convolution stays in float.
+        return nn.Dense(features)(nn.relu(x))
 
 
 class Experts(nn.Module):
