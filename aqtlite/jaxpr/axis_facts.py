@@ -7,18 +7,16 @@ and examples. They are approximate: an axis may come from fewer axes than a fact
 and a mask that arrives as a float is not seen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from aqtlite.jaxpr import reshapes
-
 Source = tuple[int, int]
 """Index of an input of the function, and one of its axes."""
 
-_VERY_NEGATIVE = -1e4
+VERY_NEGATIVE = -1e4
 """A score at most this large has probability zero."""
 
 _LARGEST_CONSTANT = 1 << 22
@@ -68,20 +66,23 @@ class Facts(NamedTuple):
         return self.is_exponential and self.axes[axis].is_normalized
 
 
-_PLAIN = AxisFact()
-_CONSTANT_AXIS = AxisFact(varies=False)
+PLAIN_AXIS = AxisFact()
+"""An axis of which nothing is known."""
+
+BROADCAST_AXIS = AxisFact(varies=False)
+"""An axis along which all elements are equal."""
 
 
 def of_input(index: int, ndim: int, *, is_parameter: bool) -> Facts:
     """Returns the facts about an input of the function."""
     if is_parameter:
-        return Facts((_PLAIN,) * ndim)
+        return Facts((PLAIN_AXIS,) * ndim)
     return Facts(tuple(AxisFact(frozenset({(index, i)})) for i in range(ndim)))
 
 
 def unknown(ndim: int) -> Facts:
     """Returns the facts about a value of which nothing is known."""
-    return Facts((_PLAIN,) * ndim)
+    return Facts((PLAIN_AXIS,) * ndim)
 
 
 def of_constant(value: Any) -> Facts:
@@ -95,9 +96,9 @@ def of_constant(value: Any) -> Facts:
     )
     size = np.size(value)
     if not (is_known and is_number and 0 < size <= _LARGEST_CONSTANT):
-        return Facts((_PLAIN,) * ndim, is_constant=True)
+        return Facts((PLAIN_AXIS,) * ndim, is_constant=True)
     array = np.asarray(value).astype(np.float32)
-    zeros, floor = array == 0, array <= _VERY_NEGATIVE
+    zeros, floor = array == 0, array <= VERY_NEGATIVE
     axes = tuple(
         AxisFact(
             varies=_varies(array, axis),
@@ -122,132 +123,17 @@ def without_masks(facts: Facts) -> Facts:
 
 def joined_axis(several: Sequence[AxisFact]) -> AxisFact:
     """Returns the fact about an axis that several values share."""
-    return _either(tuple(several)) if several else _PLAIN
+    return either(tuple(several)) if several else PLAIN_AXIS
 
 
 def joined(several: Sequence[Facts]) -> Facts:
     """Returns facts about a value that is one of several of one rank."""
-    axes = tuple(map(_either, zip(*(one.axes for one in several), strict=True)))
+    axes = tuple(map(either, zip(*(one.axes for one in several), strict=True)))
     return Facts(axes, is_exponential=any(one.is_exponential for one in several))
 
 
-def of_outputs(eqn: Any, inputs: Sequence[Facts]) -> list[Facts]:
-    """Returns the facts about the outputs of an equation without a body.
-
-    Args:
-        eqn: the equation.
-        inputs: the facts about its inputs.
-    """
-    name = eqn.primitive.name
-    rule = _RULES.get(name)
-    if rule is not None:
-        return [rule(eqn, inputs)] * len(eqn.outvars)
-    if name.startswith(("reduce_", "argm")) and "axes" in eqn.params:
-        return [_reduced(eqn, inputs)] * len(eqn.outvars)
-    return [_elementwise(eqn, out, inputs) for out in eqn.outvars]
-
-
-_KEEP_ZERO = frozenset(
-    [
-        "abs",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "device_put",
-        "div",
-        "erf",
-        "expm1",
-        "floor",
-        "integer_pow",
-        "log1p",
-        "mul",
-        "name",
-        "neg",
-        "optimization_barrier",
-        "real",
-        "reduce_precision",
-        "round",
-        "select_n",
-        "sharding_constraint",
-        "sign",
-        "sin",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "tan",
-        "tanh",
-        "transpose",
-    ]
-)
-"""Primitives whose result is zero where an operand is."""
-
-_OF_EXPONENTIALS = frozenset({"exp", "exp2", "logistic"})
-
-
-def _elementwise(eqn: Any, out: Any, inputs: Sequence[Facts]) -> Facts:
-    """Facts of an elementwise function; of any other one, where shapes are equal."""
-    shape = out.aval.shape
-    found = [
-        _stretched(facts, atom.aval.shape, shape)
-        for atom, facts in zip(eqn.invars, inputs, strict=True)
-        if _stretches(getattr(atom.aval, "shape", ()), shape)
-    ]
-    name = eqn.primitive.name
-    is_constant = all(facts.is_constant for facts in inputs)
-    if not found:
-        return Facts((_PLAIN,) * len(shape), is_constant)
-    axes = []
-    for of_axis in zip(*(facts.axes for facts in found), strict=True):
-        fact = _either(of_axis)
-        has_zeros = fact.has_zeros and name in _KEEP_ZERO
-        if name in ("add", "sub"):
-            has_zeros = all(one.has_zeros for one in of_axis)
-        has_floor = fact.has_floor
-        if name in _OF_EXPONENTIALS:
-            has_zeros, has_floor = has_floor, False
-        is_normalized = fact.is_normalized or _normalizes(name, found, of_axis)
-        axes.append(
-            fact._replace(
-                has_zeros=has_zeros, has_floor=has_floor, is_normalized=is_normalized
-            )
-        )
-    is_exponential = name in ("exp", "exp2") or (
-        name in _KEEP_ZERO and any(facts.is_exponential for facts in found)
-    )
-    fill = found[0].fill if len(found) == len(inputs) == 1 else None
-    kept = fill if name in ("convert_element_type", "copy") else None
-    return Facts(tuple(axes), is_constant, kept, is_exponential)
-
-
-def _stretches(shape: Sequence[int], out: Sequence[int]) -> bool:
-    """Whether an array of one shape broadcasts to another one of its rank."""
-    return len(shape) == len(out) and all(
-        size in (1, wanted) for size, wanted in zip(shape, out, strict=True)
-    )
-
-
-def _stretched(facts: Facts, shape: Sequence[int], out: Sequence[int]) -> Facts:
-    if tuple(shape) == tuple(out):
-        return facts
-    axes = (
-        axis if size == wanted else _CONSTANT_AXIS
-        for axis, size, wanted in zip(facts.axes, shape, out, strict=True)
-    )
-    return facts._replace(axes=tuple(axes))
-
-
-def _normalizes(
-    name: str, found: Sequence[Facts], of_axis: tuple[AxisFact, ...]
-) -> bool:
-    """Whether an operand varies along an axis, and another, of inputs, does not."""
-    if name not in ("sub", "div", "mul") or len(found) != 2:
-        return False
-    first, second = (axis.varies for axis in of_axis)
-    still = found[0] if second and not first else found[1]
-    return first != second and not still.is_constant
-
-
-def _either(axes: tuple[AxisFact, ...]) -> AxisFact:
+def either(axes: tuple[AxisFact, ...]) -> AxisFact:
+    """Returns the fact about an axis that may be any of several, at least one."""
     if len(axes) == 1:
         return axes[0]
     return AxisFact(
@@ -258,194 +144,3 @@ def _either(axes: tuple[AxisFact, ...]) -> AxisFact:
         is_normalized=any(axis.is_normalized for axis in axes),
         padding=max(axis.padding for axis in axes),
     )
-
-
-def _select(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    """A mask where a case is a constant: zero, or a very negative number."""
-    condition, *cases = inputs
-    made = _of_cases(eqn, cases)
-    made = made._replace(is_constant=made.is_constant and condition.is_constant)
-    fills = [case.fill for case in cases if case.is_constant]
-    is_zero = any(fill == 0 for fill in fills)
-    is_floor = any(fill is not None and fill <= _VERY_NEGATIVE for fill in fills)
-    if len(condition.axes) != len(made.axes):
-        return made
-    axes = tuple(
-        axis._replace(
-            sources=axis.sources | of.sources,
-            has_zeros=axis.has_zeros or (is_zero and of.varies),
-            has_floor=axis.has_floor or (is_floor and of.varies),
-            varies=axis.varies or of.varies,
-        )
-        for axis, of in zip(made.axes, condition.axes, strict=True)
-    )
-    return made._replace(axes=axes)
-
-
-def _of_cases(eqn: Any, cases: Sequence[Facts]) -> Facts:
-    axes = tuple(map(_either, zip(*(case.axes for case in cases), strict=True)))
-    is_constant = all(case.is_constant for case in cases)
-    is_exponential = any(case.is_exponential for case in cases)
-    return Facts(axes, is_constant, is_exponential=is_exponential)
-
-
-def _convert(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    """A mask where a bool, or an integer of an input, becomes a number."""
-    made = _elementwise(eqn, eqn.outvars[0], inputs)
-    kind = np.dtype(eqn.invars[0].aval.dtype).kind
-    is_of_inputs = any(axis.sources for axis in made.axes)
-    is_mask = kind == "b" or (kind in "iu" and is_of_inputs)
-    if not is_mask:
-        return made
-    axes = (axis._replace(has_zeros=axis.varies) for axis in made.axes)
-    return made._replace(axes=tuple(axes))
-
-
-def _transpose(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    (facts,) = inputs
-    axes = tuple(facts.axes[axis] for axis in eqn.params["permutation"])
-    return facts._replace(axes=axes)
-
-
-def _broadcast(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    facts, *_ = inputs
-    operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    axes = [_CONSTANT_AXIS] * len(out)
-    for axis, out_axis in enumerate(eqn.params["broadcast_dimensions"]):
-        if operand[axis] == out[out_axis]:
-            axes[out_axis] = facts.axes[axis]
-    return facts._replace(axes=tuple(axes))
-
-
-def _reshape(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    facts, *_ = inputs
-    operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    axes = [_CONSTANT_AXIS] * len(out)
-    for before, after in reshapes.runs(operand, out):
-        fact = _either(tuple(facts.axes[axis] for axis in before))
-        if len(before) > 1 or len(after) > 1:
-            fact = fact._replace(padding=(0, 0))
-        for axis in after:
-            axes[axis] = fact
-    return facts._replace(axes=tuple(axes))
-
-
-def _reduced(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    facts, *_ = inputs
-    gone = eqn.params["axes"]
-    axes = tuple(
-        AxisFact(axis.sources, axis.varies, padding=axis.padding)
-        for i, axis in enumerate(facts.axes)
-        if i not in gone
-    )
-    return Facts(axes, facts.is_constant)
-
-
-def _iota(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    del inputs
-    ndim, own = len(eqn.outvars[0].aval.shape), eqn.params["dimension"]
-    axes = (_PLAIN if axis == own else _CONSTANT_AXIS for axis in range(ndim))
-    return Facts(tuple(axes), is_constant=True)
-
-
-def _slice(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    facts, *_ = inputs
-    shapes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    axes = tuple(
-        axis if size == kept else axis._replace(padding=(0, 0))
-        for axis, size, kept in zip(facts.axes, *shapes, strict=True)
-    )
-    return facts._replace(axes=axes)
-
-
-def _pad(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    facts, _ = inputs
-    axes = tuple(
-        axis._replace(padding=(axis.padding[0] + low, axis.padding[1] + high))
-        for axis, (low, high, _) in zip(
-            facts.axes, eqn.params["padding_config"], strict=True
-        )
-    )
-    return facts._replace(axes=axes, fill=None)
-
-
-def _concatenate(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    """What surrounds the longest operand counts as its padding."""
-    joint = eqn.params["dimension"]
-    sizes = [atom.aval.shape[joint] for atom in eqn.invars]
-    longest = sizes.index(max(sizes))
-    made = joined(inputs)
-    low, high = inputs[longest].axes[joint].padding
-    padding = low + sum(sizes[:longest]), high + sum(sizes[longest + 1 :])
-    axes = list(made.axes)
-    axes[joint] = axes[joint]._replace(padding=padding, varies=True)
-    is_constant = all(facts.is_constant for facts in inputs)
-    return made._replace(axes=tuple(axes), is_constant=is_constant)
-
-
-def _dot_general(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    (contracting, batch) = eqn.params["dimension_numbers"]
-    lhs, rhs = inputs[:2]
-    axes = [
-        AxisFact(lhs.axes[i].sources | rhs.axes[j].sources)
-        for i, j in zip(*batch, strict=True)
-    ]
-    for facts, taken, both in zip((lhs, rhs), contracting, batch, strict=True):
-        axes += [
-            AxisFact(axis.sources, padding=axis.padding)
-            for i, axis in enumerate(facts.axes)
-            if i not in (*taken, *both)
-        ]
-    return Facts(tuple(axes), lhs.is_constant and rhs.is_constant)
-
-
-def _conv(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    """Positions and examples are those of the input, features those of the kernel."""
-    lhs, rhs = inputs
-    spec = eqn.params["dimension_numbers"]
-    axes = [_PLAIN] * len(spec.out_spec)
-    pairs = zip(spec.lhs_spec, spec.out_spec, strict=True)
-    for number, (axis, out_axis) in enumerate(pairs):
-        of = rhs.axes[spec.rhs_spec[0]] if number == 1 else lhs.axes[axis]
-        axes[out_axis] = AxisFact(of.sources)
-    return Facts(tuple(axes), lhs.is_constant and rhs.is_constant)
-
-
-def _gather(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    """Whole axes of the operand are kept, the others come from the indices."""
-    operand, indices = inputs[:2]
-    dims, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
-    kept = [axis for axis in range(len(operand.axes)) if axis not in gone]
-    chosen = frozenset().union(*(operand.axes[axis].sources for axis in gone))
-    of_operand, of_indices = iter(kept), iter(indices.axes[:-1])
-    shape = eqn.invars[0].aval.shape
-    axes = []
-    for axis in range(len(eqn.outvars[0].aval.shape)):
-        if axis in dims.offset_dims:
-            own = next(of_operand)
-            fact = AxisFact(operand.axes[own].sources)
-            if sizes[own] == shape[own]:
-                fact = operand.axes[own]
-        else:
-            fact = AxisFact(next(of_indices).sources | chosen)
-        axes.append(fact)
-    return Facts(tuple(axes), operand.is_constant and indices.is_constant)
-
-
-_RULES: dict[str, Callable[[Any, Sequence[Facts]], Facts]] = {
-    "broadcast_in_dim": _broadcast,
-    "concatenate": _concatenate,
-    "conv_general_dilated": _conv,
-    "convert_element_type": _convert,
-    "dot_general": _dot_general,
-    "dynamic_slice": _slice,
-    "gather": _gather,
-    "iota": _iota,
-    "pad": _pad,
-    "reshape": _reshape,
-    "select_n": _select,
-    "slice": _slice,
-    "squeeze": _reshape,
-    "transpose": _transpose,
-}

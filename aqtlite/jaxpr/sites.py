@@ -5,13 +5,11 @@ computes nothing.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.extend.core import primitives
@@ -19,12 +17,15 @@ from jax.extend.core import primitives
 from aqtlite.jaxpr import (
     analysis,
     axis_facts,
+    axis_rules,
     equations,
+    origins,
     registry,
     rewriting,
     scopes,
 )
 from aqtlite.jaxpr.axis_facts import Facts
+from aqtlite.jaxpr.origins import NOTHING, Loop, Origin, digest
 from aqtlite.jaxpr.replacement import Location
 
 _MARK = "aqtlite mark "
@@ -34,48 +35,6 @@ def mark(x: jax.Array, name: str) -> jax.Array:
     """Returns a value with a name that does not affect its `Origin`."""
     named: jax.Array = checkpoint_name(x, _MARK + name)
     return named
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-    """A loop around a contraction, as a dependency of values in its body."""
-
-    depth: int
-    """Number of scans around the loop."""
-
-    is_carried: bool
-    """Whether the value depends on the carry of the loop. Otherwise it depends on the
-    slice of an array that each step has."""
-
-
-Dependency = int | Loop
-"""The index of an input of the jaxpr, or a loop."""
-
-Dependencies = frozenset[Dependency]
-
-_NOTHING: Dependencies = frozenset()
-
-_NO_FACTS = Facts(())
-
-
-class Origin(NamedTuple):
-    """The dependencies of a value, and a digest of its computation."""
-
-    needed: Dependencies = _NOTHING
-    """Inputs and loops that the value depends on."""
-
-    identity: str | None = None
-    """Digest of the computation, if the value depends only on parameters and constants:
-    equal computations from equal parameters have equal digests anywhere in the jaxpr.
-    """
-
-    facts: Facts = _NO_FACTS
-    """Facts about its axes."""
-
-    @property
-    def inputs(self) -> frozenset[int]:
-        """Indices of the inputs that the value depends on."""
-        return frozenset(one for one in self.needed if isinstance(one, int))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +106,7 @@ def find(
     inputs = [
         Origin(
             frozenset({i}),
-            _digest("parameter", parameters[i]) if i in parameters else None,
+            digest("parameter", parameters[i]) if i in parameters else None,
             axis_facts.of_input(i, len(aval.shape), is_parameter=i in parameters),
         )
         for i, aval in enumerate(closed.in_avals)
@@ -231,14 +190,14 @@ def _walk(
     """Adds the contractions of a jaxpr; returns origins of the outputs."""
     jaxpr = closed.jaxpr
     known = {
-        var: _constant(value)
+        var: origins.of_constant(value)
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
     }
     known.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> Origin:
         if isinstance(atom, core.Literal):
-            return _constant(equations.literal_value(atom))
+            return origins.of_constant(equations.literal_value(atom))
         return known[atom]
 
     for index, eqn in enumerate(jaxpr.eqns):
@@ -299,12 +258,12 @@ def _outputs(
     identities = [value.identity for value in values if value.identity is not None]
     made = None
     if len(identities) == len(values) and not eqn.effects:
-        made = _digest(eqn.primitive.name, _text(eqn.params), *identities)
+        made = origins.digest_of_equation(eqn, identities)
     facts = _facts_of_outputs(eqn, [value.facts for value in values], of_bodies)
     return [
         Origin(
-            _NOTHING.union(*(values[i].needed for i in needed)),
-            made and _digest(made, str(number)),
+            NOTHING.union(*(values[i].needed for i in needed)),
+            made and digest(made, str(number)),
             facts[number],
         )
         for number, needed in enumerate(analysis.equation_dependencies(eqn))
@@ -331,32 +290,7 @@ def _facts_of_outputs(
     ]
     if alike:
         return [axis_facts.joined(facts) for facts in zip(*alike, strict=True)]
-    return axis_facts.of_outputs(eqn, inputs)
-
-
-def _constant(value: Any) -> Origin:
-    return Origin(identity=_of_constant(value), facts=axis_facts.of_constant(value))
-
-
-def _text(params: Mapping[str, Any]) -> str:
-    return str({name: str(params[name]) for name in sorted(params)})
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def _of_constant(value: Any) -> str | None:
-    if isinstance(value, jax.core.Tracer) or (
-        isinstance(value, jax.Array) and not value.is_fully_addressable
-    ):
-        return None
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        kind, value = str(value.dtype), jax.random.key_data(value)
-        return _digest("key", kind, _of_constant(value) or "")
-    array = np.asarray(value)
-    content = hashlib.sha256(array.tobytes()).hexdigest()
-    return _digest("constant", str(array.dtype), str(array.shape), content)
+    return axis_rules.of_outputs(eqn, inputs)
 
 
 def _inputs_of_body(
@@ -383,7 +317,7 @@ def _inputs_of_body(
     if len(values) == count and rewriting.enters(eqn):
         return values
     # Other primitives may map inputs to those of the body in any way.
-    needed = _NOTHING.union(*(x.needed for x in values))
+    needed = NOTHING.union(*(x.needed for x in values))
     return [
         Origin(needed, facts=axis_facts.unknown(len(aval.shape)))
         for aval in body.in_avals
@@ -392,7 +326,7 @@ def _inputs_of_body(
 
 def _slice(x: Origin, depth: int) -> Origin:
     """Returns the origin of the slice of a value that one step of a scan takes."""
-    identity = x.identity and _digest("slice", x.identity)
+    identity = x.identity and digest("slice", x.identity)
     facts = x.facts._replace(axes=x.facts.axes[1:])
     return Origin(x.needed | {Loop(depth, False)}, identity, facts)
 

@@ -9,8 +9,9 @@ import jax
 from jax.extend import core
 
 from aqtlite.jaxpr import analysis, equations, rewriting, sites, slicing, tracing
+from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.replacement import Replacement, Replacements
-from aqtlite.jaxpr.sites import Loop, Site
+from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import packed_on_gpu, packing_of, target
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.lowering.target import Target
@@ -103,7 +104,7 @@ class _Found:
     packing: Packing
 
     @property
-    def origin(self) -> sites.Origin:
+    def origin(self) -> Origin:
         """The origin of the argument."""
         return self.site.operands[self.packing.argument]
 

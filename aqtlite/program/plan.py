@@ -17,7 +17,8 @@ from aqtlite.config import of_activations
 from aqtlite.contraction import differentiation
 from aqtlite.errors import RulesError
 from aqtlite.jaxpr import producers, sites
-from aqtlite.jaxpr.sites import Loop, NamedValue, Site
+from aqtlite.jaxpr.origins import Loop, Origin
+from aqtlite.jaxpr.sites import NamedValue, Site
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
     injected,
@@ -252,7 +253,7 @@ def _for_operands(one: PlannedContraction, cfg: config.DotGeneral) -> config.Dot
     return cfg
 
 
-def _kind(origin: sites.Origin, parameters: Collection[int]) -> Kind:
+def _kind(origin: Origin, parameters: Collection[int]) -> Kind:
     needed = origin.needed
     if not needed:
         return "constant"

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.contraction import remat
-from aqtlite.jaxpr import rewriting, sites, tracing
+from aqtlite.jaxpr import rewriting, tracing
+from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.replacement import Aux, Replacement
-from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
 from aqtlite.program import plan as planning
 from aqtlite.program import unsummed
@@ -349,7 +349,7 @@ def _obstacle(one: PlannedContraction) -> str | None:
     return None
 
 
-def origins(one: PlannedContraction) -> dict[Side, sites.Origin]:
+def origins(one: PlannedContraction) -> dict[Side, Origin]:
     """Returns the origins of the operands, by side of the config."""
     lhs, rhs = one.in_order(one.site.operands)
     return {"lhs": lhs, "rhs": rhs}

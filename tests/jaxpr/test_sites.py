@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from aqtlite.jaxpr import higher_order, rewriting, sites
-from aqtlite.jaxpr.sites import Loop
+from aqtlite.jaxpr.origins import Loop
 
 pytestmark = pytest.mark.code("quick")
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax import lax
+from jax import export, lax
 
 import aqtlite
 import aqtlite.flax.nnx
@@ -389,3 +389,20 @@ def test_pointwise_convolutions_are_matrix_products(numbers):
     kept = (range(2), numbers[2].index("W"))
     first, second = (np.take(run(w, one), *kept) for one in (x, loud))
     np.testing.assert_array_equal(first, second)
+
+
+def test_symbolic_sizes_keep_the_roles():
+    def heads(w, x):
+        q = (x @ w).reshape(*x.shape[:2], HEADS, -1)
+        mask = jnp.tril(jnp.ones((x.shape[1],) * 2, bool))
+        values = jnp.concatenate([q[:, :1], q[:, 1:]], 1)
+        return jnp.einsum(VALUES, probabilities(q, q, mask), values)
+
+    quantized = aqtlite.quantize_function(heads, INT8, params=0)
+    batch, length = export.symbolic_shape("b, t")
+    w, x = normal((8, 8)), normal((2, T, 8))
+    symbolic = jax.ShapeDtypeStruct((batch, length, 8), jnp.float32)
+    exported = export.export(jax.jit(quantized))(w, symbolic)
+    assert str(exported.mlir_module()).count("xi8>") > 4
+    error = jnp.abs(exported.call(w, x) - jax.jit(quantized)(w, x)).max()
+    assert error < 1e-6

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec
 
 from aqtlite import config
 from aqtlite.jaxpr import analysis
+from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Location
-from aqtlite.jaxpr.sites import Origin
 from aqtlite.jaxpr.tracing import is_array
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.frozen_record import RECORD, FrozenRecord, Operand

@@ -1,0 +1,84 @@
+"""The dependencies of values, and digests of how they are computed."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from aqtlite.jaxpr import axis_facts
+from aqtlite.jaxpr.axis_facts import Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop around a contraction, as a dependency of values in its body."""
+
+    depth: int
+    """Number of scans around the loop."""
+
+    is_carried: bool
+    """Whether the value depends on the carry of the loop. Otherwise it depends on the
+    slice of an array that each step has."""
+
+
+Dependency = int | Loop
+"""The index of an input of the jaxpr, or a loop."""
+
+Dependencies = frozenset[Dependency]
+
+NOTHING: Dependencies = frozenset()
+"""The dependencies of a constant."""
+
+_NO_FACTS = Facts(())
+
+
+class Origin(NamedTuple):
+    """The dependencies of a value, and a digest of its computation."""
+
+    needed: Dependencies = NOTHING
+    """Inputs and loops that the value depends on."""
+
+    identity: str | None = None
+    """Digest of the computation, if the value depends only on parameters and constants:
+    equal computations from equal parameters have equal digests anywhere in the jaxpr.
+    """
+
+    facts: Facts = _NO_FACTS
+    """Facts about its axes."""
+
+    @property
+    def inputs(self) -> frozenset[int]:
+        """Indices of the inputs that the value depends on."""
+        return frozenset(one for one in self.needed if isinstance(one, int))
+
+
+def of_constant(value: Any) -> Origin:
+    """Returns the origin of a literal, or of a constant of a jaxpr."""
+    return Origin(identity=_digest_of(value), facts=axis_facts.of_constant(value))
+
+
+def digest_of_equation(eqn: Any, identities: Sequence[str]) -> str:
+    """Returns the digest of an equation of inputs with the given identities."""
+    params = {name: str(eqn.params[name]) for name in sorted(eqn.params)}
+    return digest(eqn.primitive.name, str(params), *identities)
+
+
+def digest(*parts: str) -> str:
+    """Returns a digest of strings."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _digest_of(value: Any) -> str | None:
+    if isinstance(value, jax.core.Tracer) or (
+        isinstance(value, jax.Array) and not value.is_fully_addressable
+    ):
+        return None
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        kind, value = str(value.dtype), jax.random.key_data(value)
+        return digest("key", kind, _digest_of(value) or "")
+    array = np.asarray(value)
+    content = hashlib.sha256(array.tobytes()).hexdigest()
+    return digest("constant", str(array.dtype), str(array.shape), content)
