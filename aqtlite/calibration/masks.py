@@ -1,5 +1,6 @@
 """The tokens that count, as users give them to `calibrate`."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -47,12 +48,24 @@ def with_batches(batches: Iterable[Any], masks: Masks) -> Iterator[tuple[Any, An
         raise ValueError("mask= has more masks than there are batches")
 
 
-def of_leaves(mask: Any, args: Sequence[Any]) -> list[jax.Array | None]:
-    """Returns the mask of each array in the arguments of a call, None if all counts.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OfLeaves:
+    """The masks of the arrays of a batch."""
+
+    masks: list[jax.Array | None]
+    """For each array, which elements count along its leading axes; None if all do."""
+
+    is_known: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
+    """For each array, whether the user said which elements count, or that all do."""
+
+
+def of_leaves(mask: Any, args: Sequence[Any]) -> OfLeaves:
+    """Returns the masks of the arrays in the arguments of a call.
 
     Args:
         mask: bool array, for all arrays whose leading axes have its shape; or a tuple
-            with such an array, or None, for each argument.
+            with such an array, or None, for each argument. None if all counts.
         args: positional arguments.
 
     Raises:
@@ -67,12 +80,19 @@ def of_leaves(mask: Any, args: Sequence[Any]) -> list[jax.Array | None]:
                 "arguments: give one mask, or None, for each argument, or a single "
                 "array for all"
             )
-        of_each = zip(mask, args, strict=True)
-        return [one for m, x in of_each for one in _of_leaves(m, x)]
-    return _of_leaves(mask, args)
+        parts = [_masks(one, x) for one, x in zip(mask, args, strict=True)]
+        of_each = [one for part in parts for one in part]
+        are_known = [
+            one is None or found is not None
+            for one, part in zip(mask, parts, strict=True)
+            for found in part
+        ]
+        return OfLeaves(of_each, tuple(are_known))
+    found = _masks(mask, args)
+    return OfLeaves(found, tuple(mask is None or one is not None for one in found))
 
 
-def _of_leaves(mask: Any, args: Any) -> list[jax.Array | None]:
+def _masks(mask: Any, args: Any) -> list[jax.Array | None]:
     leaves = jax.tree.leaves(args)
     if mask is None:
         return [None] * len(leaves)

@@ -55,8 +55,12 @@ def name_of(eqn: Any) -> str | None:
     """Returns the name that an equation of `counted` gives; None for another one."""
     if eqn.primitive is not primitives.name_p:
         return None
-    name = str(eqn.params["name"])
-    return name.removeprefix(_MARK) if name.startswith(_MARK) else None
+    return name_in(str(eqn.params["name"]))
+
+
+def name_in(mark: str) -> str | None:
+    """Returns the name in a mark of `counted`; None for another name."""
+    return mark.removeprefix(_MARK) if mark.startswith(_MARK) else None
 
 
 def like(

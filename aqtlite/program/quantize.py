@@ -1,7 +1,6 @@
 """Quantizes the contractions of any function by rules."""
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,11 +12,11 @@ from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import contracted_in
+from aqtlite.program import contracted_in, flax_models
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.calibration_state import State
-from aqtlite.program.masking import evaluation as masking
+from aqtlite.program.masking import gathering as masking
 from aqtlite.program.naming import (
     Naming,
     Parameters,
@@ -171,6 +170,16 @@ class QuantizedFunction:
     ) -> dict[str, Any]:
         """Gathers the statistics of the tokens that count, as `gather` does of all.
 
+        >>> import jax.numpy as jnp
+        >>> from aqtlite import config
+        >>> quantized = quantize_function(jnp.matmul, config.static_int8("max"))
+        >>> x, w = jnp.array([[1.0, 2.0], [9.0, 9.0]]), jnp.ones((2, 4))
+        >>> state, mask = quantized.init_state(x, w), jnp.array([True, False])
+        >>> state = quantized.gather_counted(mask, state, x, w)
+        >>> [contraction] = state["aqt_stats"].values()
+        >>> contraction["lhs"].state["ends"]["high"].item()
+        2.0
+
         Args:
             mask: bool array, True for tokens that count, for all arrays whose leading
                 axes have its shape; or a tuple, as for `aqtlite.flax.calibrate`.
@@ -320,7 +329,7 @@ def quantize_function(
             f"quantize_function takes a function, got the model {type(fn).__name__}: "
             "give its apply, with params=0; Linen has aqtlite.flax.quantize_model"
         )
-    if _is_nnx(fn):
+    if flax_models.is_nnx(fn):
         raise TypeError(
             "quantize_function takes a function, got the NNX model "
             f"{type(fn).__name__}, whose parameters would be constants of the "
@@ -365,7 +374,7 @@ def plan(
             `rules` has another type.
         ValueError: if a required rule matches nothing; if an argument is unknown.
     """
-    _check_can_be_planned(fn, args)
+    flax_models.check_can_be_planned(fn, args)
     if hasattr(fn, "apply"):
         fn = fn.apply
         if params is None:
@@ -373,34 +382,6 @@ def plan(
             params = _is_in_params if is_tree and "params" in args[0] else 0
     quantized = quantize_function(fn, rules, params=params, paths=paths)
     return quantized.plan(*args, platform=platform, **kwargs)
-
-
-def _check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
-    """Checks that a model of Flax is one that `plan` takes, with its variables.
-
-    Raises:
-        TypeError: if not.
-    """
-    if _is_nnx(fn):
-        raise TypeError(
-            f"aqtlite.plan takes functions and Linen models, got the NNX model "
-            f"{type(fn).__name__}: aqtlite.flax.nnx.plan(quantize_model(model, rules), "
-            "*args) takes those of NNX"
-        )
-    linen = sys.modules.get("flax.linen")
-    is_linen = linen is not None and isinstance(fn, linen.Module)
-    if is_linen and not (args and isinstance(args[0], Mapping)):
-        raise TypeError(
-            "aqtlite.plan takes the variables of a Linen model, or their shapes, "
-            f"before its arguments: plan({type(fn).__name__}(...), variables, *args, "
-            "rules=rules)"
-        )
-
-
-def _is_nnx(fn: Any) -> bool:
-    # Where Flax has not been imported, which takes a while, there is no such model.
-    nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(fn, nnx.Module)
 
 
 def _is_in_params(path: str) -> bool:

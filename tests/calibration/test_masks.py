@@ -124,11 +124,13 @@ def test_the_arrays_of_a_batch_that_have_tokens():
     tokens, mask = jnp.zeros((2, 3), int), np.ones((2, 3), bool)
     batch = {"features": jnp.zeros((2, 3, 4)), "length": jnp.zeros(2), "x": tokens}
     found = masks.of_leaves(mask, (batch,))
-    assert [one is not None for one in found] == [True, False, True]
+    assert [one is not None for one in found.masks] == [True, False, True]
+    assert found.is_known == (True, False, True)
     of_each = masks.of_leaves((None, mask), (tokens, tokens))
-    assert of_each[0] is None
-    assert of_each[1].shape == (2, 3)
-    assert masks.of_leaves(None, (tokens,)) == [None]
+    assert of_each.masks[0] is None
+    assert of_each.masks[1].shape == (2, 3)
+    assert of_each.is_known == (True, True)
+    assert masks.of_leaves(None, (tokens,)).masks == [None]
 
 
 @pytest.mark.parametrize(

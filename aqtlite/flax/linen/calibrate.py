@@ -15,7 +15,7 @@ from aqtlite.calibration import masks as masks_lib
 from aqtlite.calibration.masks import Masks
 from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
-from aqtlite.program.masking import evaluation as masking
+from aqtlite.program.masking import gathering as masking
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.statistics_uses import Uses
 from aqtlite.quantization import shared_moments, statistics
@@ -75,6 +75,13 @@ def calibrate(
     >>> variables = calibrate(model, variables, [x, 2 * x])
     >>> model.apply(variables, x).shape
     (2, 4)
+
+    A batch in which the second row is padding:
+
+    >>> padded, mask = x.at[1].set(1000.0), jnp.array([True, False])
+    >>> variables = calibrate(model, variables, [padded], mask=[mask])
+    >>> variables["aqt_stats"]["dot_general_ab_bc"]["lhs"].state["ends"]["high"].item()
+    4.0
     """
     check_model(model, "calibrate")
     return _calibrated(model.apply, variables, batches, mask, kwargs)

@@ -19,7 +19,7 @@ from aqtlite.flax.nnx.quantize import (
     set_statistics,
 )
 from aqtlite.jaxpr import tracing
-from aqtlite.program.masking import evaluation as masking
+from aqtlite.program.masking import gathering as masking
 from aqtlite.quantization import shared_moments
 from aqtlite.quantization.state_collections import PARAMETERS, STATISTICS
 

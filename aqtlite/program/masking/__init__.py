@@ -2,5 +2,6 @@
 
 A program that gathers statistics is evaluated together with a mask for each of its
 values, which follows the tokens through reshapes, gathers, contractions and loops. Read
-`evaluation.py` first; `rules.py` has the masks of the results of each primitive.
+`gathering` first, then `evaluation`; `rules` has the masks of the results of each
+primitive.
 """

@@ -16,76 +16,14 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import counted, equations, registry, tracing
+from aqtlite.jaxpr import counted, equations, registry
 from aqtlite.lowering import target
 from aqtlite.program.masking import rules
-from aqtlite.program.masking.masks import Lost, Mask, full, placed
-from aqtlite.quantization import shared_moments
+from aqtlite.program.masking.masks import Lost, Mask, full
 from aqtlite.shapes import sharding
-
-Masks = Sequence[jax.Array | None]
 
 Pair = tuple[list[Any], list[Mask]]
 """Values, and their masks."""
-
-
-def once(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles an update of statistics, which leaves out tokens that do not count.
-
-    Args:
-        update: function of a tree of statistics and of other pytrees of arrays, as in
-            `shared_moments.once`.
-
-    Returns:
-        The compiled function, with an argument before the others: the mask of each
-        leaf of the last one, as in `evaluate`, or None where all of it counts.
-    """
-    whole = shared_moments.once(update)
-
-    @shared_moments.once
-    def masked(statistics: Any, masks: Any, *others: Any) -> Any:
-        return evaluate(update, (statistics, *others), masks)
-
-    def updated(masks: Masks, statistics: Any, *others: Any) -> Any:
-        if all(mask is None for mask in masks):
-            return whole(statistics, *others)
-        return masked(statistics, masks, *others)
-
-    return updated
-
-
-def evaluate(update: Callable[..., Any], args: tuple[Any, ...], masks: Masks) -> Any:
-    """Updates statistics with the elements of tokens that count.
-
-    Args:
-        update: function of pytrees of arrays that updates statistics.
-        args: its arguments.
-        masks: for each leaf of the last argument, which elements count along its
-            leading axes; None if all do.
-
-    Raises:
-        ValueError: if an operand of which statistics are gathered cannot be matched
-            with the masks, or if none depends on them.
-    """
-    every = jax.tree.leaves(args)
-    all_masks = [*[None] * (len(every) - len(masks)), *masks]
-    # What is no array stays a constant.
-    flat, leaves = tracing.close_over_constants(update, args, tracing.is_array)
-    with counted.counting():
-        closed, out = jax.make_jaxpr(flat, return_shape=True)(leaves)
-    given = [
-        None if mask is None else placed(mask, range(mask.ndim), jnp.ndim(x))
-        for x, mask in zip(every, all_masks, strict=True)
-        if tracing.is_array(x)
-    ]
-    evaluation = Evaluation()
-    outputs, _ = evaluation.run(closed, leaves, given)
-    if not evaluation.masked:
-        raise ValueError(
-            "mask= says which tokens of a batch count, and no array of which "
-            "statistics are gathered is computed from them"
-        )
-    return jax.tree.unflatten(jax.tree.structure(out), outputs)
 
 
 @dataclasses.dataclass(frozen=True)

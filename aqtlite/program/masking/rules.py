@@ -1,8 +1,9 @@
 """The masks of the results of each primitive.
 
-An element counts if everything that it is computed from, element by element or in a
-window, counts. An element that is reduced or contracted from others counts if any of
-them does, as in attention, where the model itself leaves out padding.
+An element counts if everything that it is computed from, element by element, in a
+window or with weights that are parameters, counts. An element that is reduced from
+others, or contracted with weights that depend on tokens, counts if any of them does:
+that it leaves out padding, as attention does, is up to the model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,8 +94,10 @@ def _pad(eqn, values, masks, outputs):
         return None
     padding = eqn.params["padding_config"]
     own = [
-        (0, 0, 0) if size == 1 else one
-        for one, size in zip(padding, mask.shape, strict=True)
+        one if size == of_value else (0, 0, 0)
+        for one, size, of_value in zip(
+            padding, mask.shape, jnp.shape(values[0]), strict=True
+        )
     ]
     return [lax.pad(mask, jnp.bool_(True), own)]
 
@@ -219,7 +222,34 @@ def _dot_general(eqn, values, masks, outputs):
             mask = any_along(mask, summed).transpose((*shared, *kept, *summed))
             mask = mask.reshape(mask.shape[: mask.ndim - len(summed)])
             parts.append(placed(mask, places, ndim))
+    varies = [
+        [mask is not None and mask.shape[axis] != 1 for axis in summed]
+        for mask, summed in zip(masks, contracting, strict=True)
+    ]
+    if not any(map(any, varies)):
+        return [all_of(parts)]
+    are_weighed = any(map(all, zip(*varies, strict=True)))
+    parts.append(_of_products(eqn, values, masks, are_weighed=are_weighed))
     return [all_of(parts)]
+
+
+def _of_products(eqn, values, masks, *, are_weighed):
+    """Returns which sums of products count, by the products that are not zero.
+
+    Weights that are parameters cannot leave out padding: all products have to count.
+    Of weights that depend on tokens, as those of attention, one is enough: if padding
+    has a share in the others, that is up to the model.
+    """
+
+    def number_of(operands):
+        lhs, rhs = (x.astype(jnp.float32) for x in operands)
+        return lax.dot_general(lhs, rhs, eqn.params["dimension_numbers"])
+
+    nonzero = [x != 0 for x in values]
+    counted = [x if m is None else x & m for x, m in zip(nonzero, masks, strict=True)]
+    number = number_of(counted)
+    has_all = number == number_of(nonzero)
+    return has_all | (number > 0) if are_weighed else has_all
 
 
 def _ragged_dot_general(eqn, values, masks, outputs):

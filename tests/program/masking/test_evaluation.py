@@ -9,8 +9,9 @@ import pytest
 from jax import lax
 
 import aqtlite
+from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import counted
-from aqtlite.program.masking import evaluation
+from aqtlite.program.masking import gathering
 
 pytestmark = pytest.mark.code("quick")
 
@@ -25,7 +26,8 @@ def mask_of(function, x=X, mask=MASK):
     def asked(x):
         return counted.counted(function(x), "the result")
 
-    return jax.jit(lambda x, mask: evaluation.evaluate(asked, (x,), [mask]))(x, mask)
+    masks = masks_lib.of_leaves(mask, (x,))
+    return jax.jit(lambda x: gathering.evaluate(asked, (x,), masks))(x)
 
 
 def on_rows(x):
@@ -90,6 +92,7 @@ MOVED = {
     "loop": looped,
     "branches": lambda x: lax.cond(x.size > 3, jnp.sin, lambda x: x * 2, x),
     "cumulated": lambda x: jnp.cumsum(x, 1),
+    "recurrence": lambda x: lax.associative_scan(jnp.add, x, axis=1),
     "window": windowed,
     "causal": convolved,
     "strided": functools.partial(convolved, window_strides=(2,), rhs_dilation=(2,)),
@@ -118,6 +121,11 @@ REDUCED = {
     "mean": (lambda x: x.mean(1), np.ones((3, 4), bool)),
     "norm": (lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True), TOKENS),
     "attention": (attended, TOKENS),
+    "filter": (lambda x: jnp.einsum("btd,ts->bsd", x, jnp.tri(8).T), TOKENS),
+    "mixer": (
+        lambda x: jnp.einsum("btd,ts->bsd", x, jnp.ones((8, 2))),
+        np.broadcast_to(np.asarray(MASK).all(1)[:, None, None], (3, 2, 4)),
+    ),
     "weights": (
         functools.partial(attended, by_key=True),
         np.asarray(MASK)[:, :, None] & np.asarray(MASK)[:, None, :],
@@ -135,6 +143,26 @@ def test_what_is_reduced_counts_if_anything_in_it_does(name):
     if name == "best":  # The last three tokens.
         wanted = np.broadcast_to(MASK[:, None, :-4:-1], (3, 4, 3))
     np.testing.assert_array_equal(mask_of(function), wanted)
+
+
+def dispatched(x):
+    """The rows of each expert, and what they give to tokens, by products."""
+    chosen = jax.nn.one_hot(jnp.argmax(x, -1), 4)
+    place = jax.nn.one_hot(jnp.cumsum(chosen, 1) * chosen - 1, 8)
+    rows = jnp.einsum("btec,btd->becd", place, x)
+    return rows, jnp.einsum("btec,becd->btd", place, rows)
+
+
+def test_experts_by_products():
+    rows, back = (mask_of(lambda x, i=i: dispatched(x)[i]) for i in range(2))
+    np.testing.assert_array_equal(back, TOKENS)
+    # Tokens of a sequence come before its padding, so places of these are the last.
+    chosen = jax.nn.one_hot(jnp.argmax(X, -1), 4)
+    of_all = chosen.sum(1)
+    of_tokens = (chosen * MASK[..., None]).sum(1)
+    place = jnp.arange(8)
+    is_padding = (place >= of_tokens[..., None]) & (place < of_all[..., None])
+    np.testing.assert_array_equal(rows[..., 0], ~is_padding)
 
 
 def test_a_sequence_without_tokens():
@@ -187,6 +215,32 @@ def test_operations_that_cannot_be_followed():
 def test_a_mask_that_nothing_depends_on():
     with pytest.raises(ValueError, match="no array of which statistics are gathered"):
         mask_of(lambda x: X + 1)
+
+
+@pytest.mark.parametrize("masks", [MASK, (MASK, None)])
+def test_an_array_with_other_axes(masks):
+    images = jnp.ones((3, 5, 4))
+
+    def asked(x, images):
+        two = {"text": jnp.sin(x), "images": jnp.sin(images)}
+        return {name: counted.counted(one, name) for name, one in two.items()}
+
+    def run():
+        def update(args):
+            return asked(*args)
+
+        args = X, images
+        return gathering.evaluate(update, (args,), masks_lib.of_leaves(masks, args))
+
+    if isinstance(masks, tuple):
+        found = run()
+        np.testing.assert_array_equal(found["text"], TOKENS)
+        assert found["images"].all()
+    else:
+        with pytest.raises(
+            ValueError, match="mask= does not say what counts in images"
+        ):
+            run()
 
 
 def test_a_registered_operation():

@@ -1,0 +1,38 @@
+"""Models of Flax where functions are wanted, without importing Flax."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def is_nnx(fn: Any) -> bool:
+    """Whether an object is an NNX module."""
+    # Where Flax has not been imported, which takes a while, there is no such model.
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(fn, nnx.Module)
+
+
+def check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
+    """Checks that a model of Flax is one that `plan` takes, with its variables.
+
+    Args:
+        fn: a function or a model.
+        args: its arguments.
+
+    Raises:
+        TypeError: if not.
+    """
+    if is_nnx(fn):
+        raise TypeError(
+            f"aqtlite.plan takes functions and Linen models, got the NNX model "
+            f"{type(fn).__name__}: aqtlite.flax.nnx.plan(quantize_model(model, rules), "
+            "*args) takes those of NNX"
+        )
+    linen = sys.modules.get("flax.linen")
+    is_linen = linen is not None and isinstance(fn, linen.Module)
+    if is_linen and not (args and isinstance(args[0], Mapping)):
+        raise TypeError(
+            "aqtlite.plan takes the variables of a Linen model, or their shapes, "
+            f"before its arguments: plan({type(fn).__name__}(...), variables, *args, "
+            "rules=rules)"
+        )
