@@ -13,7 +13,6 @@ from absl import logging
 from jax.extend import core
 
 from aqtlite import config
-from aqtlite.config import of_activations
 from aqtlite.contraction import differentiation
 from aqtlite.errors import RulesError
 from aqtlite.jaxpr import producers, sites
@@ -194,7 +193,7 @@ def _planned(
     )
     if cfg is None or not one.is_quantized:
         return one
-    one, cfg = _seeing(one, _for_operands(one, cfg))
+    one, cfg = visibility.decided(one, _for_operands(one, cfg))
     if not one.is_quantized:
         return one
     if cfg.fwd.smoothing is None or one.op == "dot_general":
@@ -204,33 +203,6 @@ def _planned(
         cfg=config.update(cfg, {"fwd.smoothing": None}),
         why_not_smoothed=f"the channels of a {one.op} do not pair up",
     )
-
-
-def _seeing(
-    one: PlannedContraction, cfg: config.DotGeneral
-) -> tuple[PlannedContraction, config.DotGeneral]:
-    """Decides what the scales of a contraction may see.
-
-    Returns:
-        The contraction, perhaps with a reason to stay in float, and its config.
-    """
-    kinds = one.lhs.kind, one.rhs.kind
-    are_activations = kinds == ("activation", "activation")
-    if are_activations and cfg.fwd.rhs.is_quantized:
-        if not cfg.fwd.lhs.is_quantized:
-            why = visibility.WEIGHTS_ALONE
-            return dataclasses.replace(one, why_float=why, is_left_alone=True), cfg
-        cfg = config.for_activations(cfg)
-    if "activation" not in kinds or not of_activations.is_dynamic(cfg.fwd.lhs):
-        return one, cfg
-    verdict = visibility.Verdict()
-    if one.op == "conv_general_dilated":
-        verdict = visibility.of_conv(one.site)
-    elif one.op == "dot_general":
-        verdict = visibility.of_dot(one.site, kinds)
-    if verdict.moves is not None:
-        cfg = config.for_values(cfg, verdict.moves)
-    return dataclasses.replace(one, why_float=verdict.why_float), cfg
 
 
 def _for_operands(one: PlannedContraction, cfg: config.DotGeneral) -> config.DotGeneral:

@@ -9,12 +9,16 @@ stays zero. The roles are told by the facts about the operands (`jaxpr.axis_fact
 by their order, which `jnp.einsum` changes.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aqtlite import config
+from aqtlite.config import of_activations
 from aqtlite.jaxpr.axis_facts import Facts, Source
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Side
+from aqtlite.program.planned import PlannedContraction
 
 _UNKNOWN_ROLES = (
     "one operand is masked along the axes that are contracted, and no scale of the "
@@ -26,7 +30,7 @@ _OVER_TIME = (
     "ones see later ones: give a static or learned range, or write it as a sum of "
     "products, one for each tap"
 )
-WEIGHTS_ALONE = "its config quantizes weights alone, and both operands are activations"
+_WEIGHTS_ALONE = "its config quantizes weights alone, and both operands are activations"
 
 
 class Verdict(NamedTuple):
@@ -42,7 +46,42 @@ class Verdict(NamedTuple):
 _AS_CONFIGURED = Verdict()
 
 
-def of_dot(site: Site, kinds: Sequence[str]) -> Verdict:
+def decided(
+    one: PlannedContraction, cfg: config.DotGeneral
+) -> tuple[PlannedContraction, config.DotGeneral]:
+    """Decides how the scales of a contraction see nothing that its result does not.
+
+    Args:
+        one: a contraction that a rule quantizes.
+        cfg: config of the rule.
+
+    Returns:
+        The contraction, perhaps with a reason to stay in float, and its config.
+    """
+    kinds = one.lhs.kind, one.rhs.kind
+    if kinds == ("activation", "activation") and cfg.fwd.rhs.is_quantized:
+        if not cfg.fwd.lhs.is_quantized:
+            why = _WEIGHTS_ALONE
+            return dataclasses.replace(one, why_float=why, is_left_alone=True), cfg
+        cfg = config.for_activations(cfg)
+    # Floats beside integers are contracted as digits, which share scales, too.
+    is_of_digits = not cfg.fwd.lhs.is_quantized and cfg.fwd.rhs.is_integer
+    is_shared = is_of_digits or of_activations.is_dynamic(cfg.fwd.lhs)
+    if "activation" not in kinds or not is_shared:
+        return one, cfg
+    verdict = Verdict()
+    if one.op == "conv_general_dilated":
+        verdict = _of_conv(one.site)
+    elif one.op == "dot_general":
+        verdict = _of_dot(one.site, kinds)
+    if verdict.why_float is not None and is_of_digits:
+        return one, config.update(cfg, {"fwd.rhs.use_fake_quant": True})
+    if verdict.moves is not None:
+        cfg = config.for_values(cfg, verdict.moves)
+    return dataclasses.replace(one, why_float=verdict.why_float), cfg
+
+
+def _of_dot(site: Site, kinds: Sequence[str]) -> Verdict:
     """Decides about a `dot_general` with an activation whose scale is dynamic.
 
     Args:
@@ -129,7 +168,7 @@ def _is_of_features(masked: _Operand, other: _Operand) -> bool:
     return is_clear and not shared & positions
 
 
-def is_over_time(site: Site) -> bool:
+def _is_over_time(site: Site) -> bool:
     """Whether a convolution looks at earlier positions alone, along any axis.
 
     The input may be padded by an equation before the convolution.
@@ -149,6 +188,6 @@ def is_over_time(site: Site) -> bool:
     return False
 
 
-def of_conv(site: Site) -> Verdict:
+def _of_conv(site: Site) -> Verdict:
     """Decides about a convolution with an input whose scale is dynamic."""
-    return Verdict(why_float=_OVER_TIME) if is_over_time(site) else _AS_CONFIGURED
+    return Verdict(why_float=_OVER_TIME) if _is_over_time(site) else _AS_CONFIGURED

@@ -333,6 +333,8 @@ def test_convolutions_over_time_stay_in_float(function):
     static = last(function, KERNEL, TIME, params=0, rules=config.static_int8())
     weights = last(function, KERNEL, TIME, params=0, rules=config.weight_only())
     assert static.is_quantized and weights.is_quantized
+    # Digits of the input would share a scale.
+    assert weights.cfg.fwd.rhs.use_fake_quant
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID", [(1, 1)]])
