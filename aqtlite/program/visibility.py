@@ -98,7 +98,7 @@ def _of_dot(site: Site, kinds: Sequence[str]) -> Verdict:
     wanted = [one for one in found if one is not None]
     if not wanted:
         return _AS_CONFIGURED
-    best = max(wanted, key=lambda one: (one.verdict.moves is not None, one.rank))
+    best = max(wanted, key=lambda one: (one.rank, one.verdict.moves is not None))
     return best.verdict
 
 
@@ -123,6 +123,13 @@ class _Operand(NamedTuple):
         contracted = self.sources(self.axes.contracting)
         return bool(contracted & self.sources(self.axes.remaining))
 
+    @property
+    def is_of_pairs(self) -> bool:
+        """Whether a mask varies along both contracting and remaining axes."""
+        return self.is_masked(self.axes.contracting) and self.is_masked(
+            self.axes.remaining
+        )
+
     def is_masked(self, axes: Sequence[int]) -> bool:
         """Whether a mask varies along some of its axes."""
         return any(self.facts.axes[axis].has_zeros for axis in axes)
@@ -145,8 +152,7 @@ def _giver(masked: _Operand, other: _Operand) -> _Found | None:
     is_hidden = is_masked or masked.is_softmax
     if not is_hidden and not masked.sees_twice:
         return None
-    is_of_pairs = is_masked and masked.is_masked(masked.axes.remaining)
-    rank = 4 * masked.is_softmax + 2 * is_of_pairs + masked.sees_twice
+    rank = 4 * masked.is_softmax + 2 * masked.is_of_pairs + masked.sees_twice
     if masked.kind == "activation" and _is_of_features(masked, other):
         return _Found(Verdict(moves=other.side), rank)
     contracted = other.sources(other.axes.contracting)
@@ -161,10 +167,12 @@ def _is_of_features(masked: _Operand, other: _Operand) -> bool:
     shared = other.sources(other.axes.remaining)
     if not shared:
         return True
-    # Features that are an input themselves: values given to a function of attention.
+    # Features that are an input themselves: values given to a function of attention,
+    # or tokens of which a mask chooses some for each slot of an expert.
     positions = masked.sources((*masked.axes.contracting, *masked.axes.remaining))
     positions |= other.sources(other.axes.contracting)
-    is_clear = masked.is_softmax or masked.sees_twice
+    is_choice = masked.is_of_pairs and not masked.sources(masked.axes.remaining)
+    is_clear = masked.is_softmax or masked.sees_twice or is_choice
     return is_clear and not shared & positions
 
 

@@ -408,3 +408,23 @@ def test_symbolic_sizes_keep_the_roles():
     assert str(exported.mlir_module()).count("xi8>") > 4
     error = jnp.abs(exported.call(w, x) - jax.jit(quantized)(w, x)).max()
     assert error < 1e-6
+
+
+def test_experts_of_tokens_that_are_inputs():
+    """Tokens without a projection before, some of which are set to zero."""
+
+    def dispatched(x, lengths):
+        x = jnp.where((jnp.arange(T) < lengths[:, None])[..., None], x, 0)
+        slot = jnp.cumsum(jnp.ones((2, T), int), 1) - 1
+        return jnp.einsum("bsc,bsd->bcd", jax.nn.one_hot(slot, T), x)
+
+    def chosen(x, lengths):
+        keep = (jnp.arange(3) < lengths[:, None])[:, None]
+        near = jnp.arange(T)[:, None] // 2 == jnp.arange(3)
+        return jnp.einsum("bsc,bsd->bcd", jnp.where(keep & near, 0.5, 0), x)
+
+    one = last(chosen, normal((2, T, 4)), jnp.array([2, 3]))
+    assert shape_of_giver(one) == (2, T, 4)
+    assert (
+        "only moved" in last(dispatched, normal((2, T, 4)), jnp.array([2, 3])).why_float
+    )
