@@ -34,36 +34,12 @@ def of_outputs(eqn: Any, inputs: Sequence[Facts]) -> list[Facts]:
 
 
 _KEEP_ZERO = frozenset(
-    [
-        "abs",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "device_put",
-        "div",
-        "erf",
-        "expm1",
-        "floor",
-        "integer_pow",
-        "log1p",
-        "mul",
-        "name",
-        "neg",
-        "optimization_barrier",
-        "real",
-        "reduce_precision",
-        "round",
-        "select_n",
-        "sharding_constraint",
-        "sign",
-        "sin",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "tan",
-        "tanh",
-        "transpose",
-    ]
+    {"abs", "cbrt", "ceil", "clamp", "convert_element_type", "copy"}
+    | {"device_put", "div", "erf", "expm1", "floor", "integer_pow"}
+    | {"log1p", "max", "min", "mul", "name", "neg"}
+    | {"optimization_barrier", "pow", "real", "reduce_precision", "rev", "round"}
+    | {"select_n", "sharding_constraint", "sign", "sin", "sqrt", "square"}
+    | {"stop_gradient", "tan", "tanh"}
 )
 """Primitives whose result is zero where an operand is."""
 

@@ -78,6 +78,7 @@ MASKS = {
     "softmax": lambda x: jax.nn.softmax(jnp.where(MASK, x, -1e9)),
     "added": lambda x: jax.nn.softmax(x + jnp.where(MASK, 0.0, -1e9)),
     "sigmoid": lambda x: jax.nn.sigmoid(jnp.where(MASK, x, -1e9)),
+    "rectified": lambda x: jax.nn.relu(jnp.where(MASK, x, 0)) ** 2,
     "scaled afterwards": lambda x: -2 * jnp.where(MASK, x, 0) / 3,
 }
 
