@@ -115,7 +115,11 @@ def test_absorbed_it_costs_nothing():
         )
     ]
     texts = [one.as_text() for one in programs]
-    assert ["lhs_factor" in text for text in texts] == [False, False, True]
+    # Names of functions, which the text has as well, depend on what was traced before.
+    assert [
+        any("parameter(" in line and "lhs_factor" in line for line in text.splitlines())
+        for text in texts
+    ] == [False, False, True]
     counts = [text.count(" multiply(") for text in texts]
     assert counts[0] == counts[1] < counts[2]
     outs = [
