@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from aqtlite.config.dot_general import DotGeneral
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
 
@@ -70,11 +70,29 @@ def for_values(cfg: DotGeneral, side: Literal["lhs", "rhs"] = "rhs") -> DotGener
     else:
         probabilities = _by_itself(probabilities)
         values = dataclasses.replace(_by_itself(values), calib_shared_axes="remaining")
-    lhs, rhs = values, probabilities
+    fwd = dataclasses.replace(cfg.fwd, rotation=None, smoothing=None)
     if side == "rhs":
-        lhs, rhs = rhs, lhs
-    fwd = dataclasses.replace(cfg.fwd, lhs=lhs, rhs=rhs, rotation=None, smoothing=None)
-    return dataclasses.replace(cfg, fwd=fwd)
+        fwd = dataclasses.replace(fwd, lhs=probabilities, rhs=values)
+        drhs = _quantizing_anew(cfg.drhs, probabilities)
+        return dataclasses.replace(cfg, fwd=fwd, drhs=drhs)
+    fwd = dataclasses.replace(fwd, lhs=values, rhs=probabilities)
+    dlhs = _quantizing_anew(cfg.dlhs, probabilities)
+    return dataclasses.replace(cfg, fwd=fwd, dlhs=dlhs)
+
+
+def _quantizing_anew(raw: DotGeneralRaw, probabilities: Tensor) -> DotGeneralRaw:
+    """The gradient of values, in which a scale for each of their positions is found.
+
+    Integers of the forward pass would be coarse where values are small beside others.
+    """
+    if not raw.rhs.use_fwd_quant:
+        return raw
+    rhs = dataclasses.replace(raw.rhs, use_fwd_quant=False)
+    if raw.lhs.is_quantized and not rhs.is_quantized and probabilities.is_quantized:
+        rhs = Tensor(
+            numerics=probabilities.grid, use_fake_quant=probabilities.use_fake_quant
+        )
+    return dataclasses.replace(raw, rhs=rhs)
 
 
 def is_dynamic(tensor: Tensor) -> bool:

@@ -4,9 +4,11 @@ import re
 
 from aqtlite import config
 
-# Letters may differ: queries, keys, heads and features are q, k, h and d.
-_SCORES = re.compile(r"\.\.\.(.)(.)(.),\.\.\.(.)\2\3->\.\.\.\2\1\4")
-_VALUES = re.compile(r"\.\.\.(.)(.)(.),\.\.\.\3\1(.)->\.\.\.\2\1\4")
+# Letters may differ: queries, keys, heads and features are q, k, h and d. Both operands
+# have batch axes, which weights have not.
+_BATCH = r"(\.\.\.|[a-zA-Z]+)"
+_SCORES = re.compile(_BATCH + r"(.)(.)(.),\1(.)\3\4->\1\3\2\5")
+_VALUES = re.compile(_BATCH + r"(.)(.)(.),\1\4\2(.)->\1\3\2\5")
 
 
 def config_of(cfg: config.DotGeneral | None, equation: str) -> config.DotGeneral | None:

@@ -182,8 +182,14 @@ def _reshape(eqn: Any, inputs: Sequence[Facts]) -> Facts:
 def _reduced(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     facts, *_ = inputs
     gone = eqn.params["axes"]
+    is_sum = eqn.primitive.name == "reduce_sum"
     axes = tuple(
-        AxisFact(axis.sources, axis.varies, padding=axis.padding)
+        AxisFact(
+            axis.sources,
+            axis.varies,
+            has_zeros=is_sum and axis.has_zeros,
+            padding=axis.padding,
+        )
         for i, axis in enumerate(facts.axes)
         if i not in gone
     )
@@ -237,13 +243,19 @@ def _concatenate(eqn: Any, inputs: Sequence[Facts]) -> Facts:
 def _dot_general(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     (contracting, batch) = eqn.params["dimension_numbers"]
     lhs, rhs = inputs[:2]
+    # Products of triangular matrices are triangular, those of choices are choices.
+    are_masked = all(any(axis.has_zeros for axis in x.axes) for x in (lhs, rhs))
     axes = [
         AxisFact(lhs.axes[i].sources | rhs.axes[j].sources)
         for i, j in zip(*batch, strict=True)
     ]
     for facts, taken, both in zip((lhs, rhs), contracting, batch, strict=True):
         axes += [
-            AxisFact(axis.sources, padding=axis.padding)
+            AxisFact(
+                axis.sources,
+                has_zeros=axis.has_zeros and are_masked,
+                padding=axis.padding,
+            )
             for i, axis in enumerate(facts.axes)
             if i not in (*taken, *both)
         ]

@@ -172,7 +172,14 @@ def _is_of_features(masked: _Operand, other: _Operand) -> bool:
     positions = masked.sources((*masked.axes.contracting, *masked.axes.remaining))
     positions |= other.sources(other.axes.contracting)
     is_choice = masked.is_of_pairs and not masked.sources(masked.axes.remaining)
-    is_clear = masked.is_softmax or masked.sees_twice or is_choice
+    # Other axes of the inputs whose positions are masked.
+    inputs = {index for index, _ in positions}
+    is_clear = (
+        masked.is_softmax
+        or masked.sees_twice
+        or is_choice
+        or (masked.is_of_pairs and {index for index, _ in shared} <= inputs)
+    )
     return is_clear and not shared & positions
 
 
@@ -191,8 +198,14 @@ def _is_over_time(site: Site) -> bool:
         reach = (shape[rhs_axis] - 1) * params["rhs_dilation"][i]
         before, after = facts.axes[lhs_axis].padding
         low, high = params["padding"][i]
-        if low + before >= reach > 0 >= high + after:
+        is_dilated = params["lhs_dilation"][i] > 1
+        if is_dilated and high + after > 0:
+            continue
+        # What is padded on both sides by all of the window is cut to one side after.
+        if low + before >= reach > 0:
             return True
+        if reach > 0 and site.operands[1].facts.axes[rhs_axis].has_zeros:
+            return True  # A kernel with a mask, as of PixelCNN.
     return False
 
 

@@ -253,3 +253,16 @@ class TestSecondDerivatives:
         got = jax.jit(jax.grad(lambda w: self.penalty(dot, x, w)))(w)
         wanted = jax.grad(lambda w: self.penalty(jax.lax.dot_general, x, w))(w)
         assert rms_error(got, wanted) < 0.1
+
+
+@pytest.mark.parametrize("preset", [nearest(), config.w4a8()])
+def test_rows_and_channels_of_zeros_leave_gradients(preset):
+    """Of padding, or channels that start at zero, the scale is 1 in the forward pass."""
+    x = 0.01 * normal((16, 32)).at[8:].set(0)
+    w = 0.01 * normal((32, 8), 1).at[:, 4:].set(0)
+    g = normal((16, 8), 2)
+    dot_general = aqtlite.make_dot_general(preset)
+    _, vjp = jax.vjp(lambda x, w: dot_general(x, w, MATMUL), x, w)
+    dx, dw = vjp(g)
+    assert relative_error(dw, x.T @ g) < 0.02
+    assert relative_error(dx, g @ w.T) < {8: 0.02, 4: 0.15}[preset.fwd.rhs.grid.bits]

@@ -428,3 +428,53 @@ def test_experts_of_tokens_that_are_inputs():
     assert (
         "only moved" in last(dispatched, normal((2, T, 4)), jnp.array([2, 3])).why_float
     )
+
+
+def test_choices_of_several_experts():
+    """Dispatch and combination by sums of products of one-hot arrays."""
+
+    def experts(w, x):
+        gates, chosen = lax.top_k(jax.nn.softmax(x @ w["router"]), 2)
+        expert = jax.nn.one_hot(chosen, 3)
+        slot = jax.nn.one_hot(jnp.cumsum(chosen, 1) % 2, 2)
+        dispatch = jnp.einsum("btke,btkc->btec", expert, slot)
+        rows = jnp.einsum("btec,btd->ebcd", dispatch, x)
+        combine = jnp.einsum("btk,btke,btkc->btec", gates, expert, slot)
+        return jnp.einsum("btec,ebcd->btd", combine, rows)
+
+    w, x = {"router": normal((4, 3))}, normal((2, T, 4))
+    plan = planned(experts, w, x, params=0)
+    dispatch, combine = (
+        one for one in plan.contractions if one.path.endswith(("->ebcd", "->btd"))
+    )
+    assert shape_of_giver(dispatch) == (2, T, 4)
+    assert shape_of_giver(combine)[-1] == 4
+
+
+def test_products_of_products_of_causal_matrices_stay_in_float():
+    """As of the inverse in a delta rule."""
+
+    def doubled(x):
+        a = jnp.where(CAUSAL, x @ x.T, 0)
+        return (a @ a) @ (a @ a)
+
+    *_, square, fourth = planned(doubled, normal((T, 4))).contractions
+    assert not square.is_quantized and not fourth.is_quantized
+
+
+@pytest.mark.parametrize("padding", [[(2, 2)], "SAME"])
+def test_convolutions_that_are_cut_or_masked_over_time(padding):
+    def function(w, x):
+        kernel = w if padding != "SAME" else w * jnp.array([1.0, 1, 0])[:, None, None]
+        return conv(x, kernel, padding)[:, : x.shape[1]]
+
+    assert "over time" in last(function, KERNEL, TIME, params=0).why_float
+
+
+def test_transposed_convolutions_are_quantized():
+    def function(w, x):
+        return lax.conv_transpose(
+            x, w, (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    assert last(function, KERNEL, TIME, params=0).is_quantized
