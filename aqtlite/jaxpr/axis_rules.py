@@ -57,7 +57,7 @@ def _elementwise(eqn: Any, out: Any, inputs: Sequence[Facts]) -> Facts:
     name = eqn.primitive.name
     is_constant = all(facts.is_constant for facts in inputs)
     if not found:
-        return Facts((PLAIN_AXIS,) * len(shape), is_constant)
+        return _of_other_sizes(eqn, out, inputs)
     axes = []
     for of_axis in zip(*(facts.axes for facts in found), strict=True):
         fact = either(of_axis)
@@ -79,6 +79,17 @@ def _elementwise(eqn: Any, out: Any, inputs: Sequence[Facts]) -> Facts:
     fill = found[0].fill if len(found) == len(inputs) == 1 else None
     kept = fill if name in ("convert_element_type", "copy") else None
     return Facts(tuple(axes), is_constant, kept, is_exponential)
+
+
+def _of_other_sizes(eqn: Any, out: Any, inputs: Sequence[Facts]) -> Facts:
+    """Facts of what has other sizes than every operand, such as a `top_k`."""
+    ndim = len(out.aval.shape)
+    is_constant = all(facts.is_constant for facts in inputs)
+    alike = [facts for facts in inputs if len(facts.axes) == ndim]
+    if not alike:
+        return Facts((PLAIN_AXIS,) * ndim, is_constant)
+    axes = (AxisFact(axis.sources) for axis in joined(alike).axes)
+    return Facts(tuple(axes), is_constant)
 
 
 def _stretches(shape: Sequence[int], out: Sequence[int]) -> bool:
@@ -243,17 +254,20 @@ def _concatenate(eqn: Any, inputs: Sequence[Facts]) -> Facts:
 def _dot_general(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     (contracting, batch) = eqn.params["dimension_numbers"]
     lhs, rhs = inputs[:2]
-    # Products of triangular matrices are triangular, those of choices are choices.
-    are_masked = all(any(axis.has_zeros for axis in x.axes) for x in (lhs, rhs))
-    axes = [
-        AxisFact(lhs.axes[i].sources | rhs.axes[j].sources)
-        for i, j in zip(*batch, strict=True)
-    ]
+    # Products of triangular matrices are triangular, those of choices are choices; if
+    # nothing is contracted, each element is a product.
+    keeps_zeros = not contracting[0] or all(
+        any(axis.has_zeros for axis in x.axes) for x in (lhs, rhs)
+    )
+    axes = []
+    for i, j in zip(*batch, strict=True):
+        fact = either((lhs.axes[i], rhs.axes[j]))
+        axes.append(AxisFact(fact.sources, has_zeros=fact.has_zeros and keeps_zeros))
     for facts, taken, both in zip((lhs, rhs), contracting, batch, strict=True):
         axes += [
             AxisFact(
                 axis.sources,
-                has_zeros=axis.has_zeros and are_masked,
+                has_zeros=axis.has_zeros and keeps_zeros,
                 padding=axis.padding,
             )
             for i, axis in enumerate(facts.axes)

@@ -257,7 +257,7 @@ class TestSecondDerivatives:
 
 @pytest.mark.parametrize("preset", [nearest(), config.w4a8()])
 def test_rows_and_channels_of_zeros_leave_gradients(preset):
-    """Of padding, or channels that start at zero, the scale is 1 in the forward pass."""
+    """Padding, and channels that start at zero, have a scale of 1 in the forward."""
     x = 0.01 * normal((16, 32)).at[8:].set(0)
     w = 0.01 * normal((32, 8), 1).at[:, 4:].set(0)
     g = normal((16, 8), 2)
