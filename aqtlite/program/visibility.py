@@ -191,7 +191,7 @@ def _is_over_time(site: Site) -> bool:
     params = site.eqn.params
     spec = params["dimension_numbers"]
     shape = site.eqn.invars[1].aval.shape
-    facts = site.operands[0].facts
+    facts, kernel = (origin.facts for origin in site.operands)
     for i, (lhs_axis, rhs_axis) in enumerate(
         zip(spec.lhs_spec[2:], spec.rhs_spec[2:], strict=True)
     ):
@@ -204,8 +204,9 @@ def _is_over_time(site: Site) -> bool:
         # What is padded on both sides by all of the window is cut to one side after.
         if low + before >= reach > 0:
             return True
-        if reach > 0 and site.operands[1].facts.axes[rhs_axis].has_zeros:
-            return True  # A kernel with a mask, as of PixelCNN.
+        is_masked = kernel.axes[rhs_axis].has_zeros and not kernel.is_constant
+        if reach > 0 and is_masked:
+            return True  # Parameters with a mask, as of PixelCNN.
     return False
 
 

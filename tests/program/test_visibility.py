@@ -471,6 +471,11 @@ def test_convolutions_that_are_cut_or_masked_over_time(padding):
     assert "over time" in last(function, KERNEL, TIME, params=0).why_float
 
 
+def test_constant_kernels_have_zeros_of_their_own():
+    sobel = jnp.array([1.0, 0, -1])[:, None, None] * jnp.ones((3, 4, 1))
+    assert last(lambda x: conv(x, sobel, "SAME"), TIME).is_quantized
+
+
 def test_transposed_convolutions_are_quantized():
     def function(w, x):
         return lax.conv_transpose(
