@@ -366,7 +366,8 @@ def _gradient(
         # The sums are over the axes that the forward pass contracted.
         other = dataclasses.replace(other, sums=None)
         if how.rhs.reuse == "stored":
-            moved = operation.rhs_scale_to_lhs(_scale_on_gradient(other))
+            scale = block_shapes.repeat(other.scale, other.shape, range(other.ndim))
+            moved = operation.rhs_scale_to_lhs(scale)
             g = jax.lax.mul(exact.float32(g), moved).astype(exact.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = dataclasses.replace(other, scale=unit)
@@ -392,19 +393,6 @@ def _gradient(
         inner, operation, g, other, seed, forward_scales, states
     )
     return out if out.shape == shape else padding.crop(out, shape), state
-
-
-def _scale_on_gradient(q: QTensor) -> jax.Array:
-    """The scale of a saved operand, to multiply the gradient; 0 for channels of zeros.
-
-    Their scale of 1 would dominate the range of the gradient, and they add nothing.
-    """
-    if block_shapes.has_blocks(q.shape, q.scale.shape):
-        return block_shapes.repeat(q.scale, q.shape, range(q.ndim))
-    shared = tuple(i for i, size in enumerate(q.scale.shape) if size == 1)
-    stored = q.qvalue if q.zero_point is None else q.qvalue - q.zero_point
-    is_zero = jnp.all(stored == 0, shared, keepdims=True) & jnp.isfinite(q.scale)
-    return jnp.where(is_zero, jnp.float32(0), q.scale)
 
 
 _traced_once = inlined.traced_once(_gradient, static_argnums=0)

@@ -39,7 +39,6 @@ _SAFE_BOUND = 4.0
 # The scale of channels of zeros is 1, which would dominate the operand that it
 # multiplies.
 _NEGLIGIBLE_SCALE = 2.0**-63
-_NEGLIGIBLE_BOUND = 2.0**-100
 
 
 class Calibrated(NamedTuple):
@@ -239,7 +238,7 @@ def _calibrate(
             f"{path}.numerics and {path}.calibration={tensor_config.calibration!r}, "
             f"for an operand of shape {x.shape}: {error}"
         ) from error
-    if tensor_config.scale_moves and grid.has_zero:
+    if _multiplies_an_operand(tensor_config, path):
         scale = _negligible_where_zero(found, scale)
     calibrated = Calibrated(found.high, scale, zero_point, found.low)
     if not layout.cut:
@@ -248,10 +247,16 @@ def _calibrate(
     return jax.tree.map(lambda one: one.reshape(scale_shape), calibrated)
 
 
+def _multiplies_an_operand(tensor: config.Tensor, path: str) -> bool:
+    """Whether a scale multiplies the other operand, or the gradient in `drhs`."""
+    is_of_rows = path == "fwd.lhs" and tensor.blocks is None
+    is_alone = tensor.grid.has_zero and not tensor.has_relative_scales
+    return is_alone and (is_of_rows or tensor.scale_moves)
+
+
 def _negligible_where_zero(found: calibration.Range, scale: jax.Array) -> jax.Array:
     largest = found.high if found.low is None else jnp.maximum(found.high, -found.low)
-    is_zero = exact.algebraic_barrier(largest) < np.float32(_NEGLIGIBLE_BOUND)
-    return jnp.where(is_zero, np.float32(_NEGLIGIBLE_SCALE), scale)
+    return jnp.where(largest == 0, np.float32(_NEGLIGIBLE_SCALE), scale)
 
 
 calibrate = jax.jit(_calibrate, static_argnames=("tensor_config", "axes", "path"))

@@ -256,10 +256,10 @@ class TestSecondDerivatives:
 
 
 @pytest.mark.parametrize("preset", [nearest(), config.w4a8()])
-def test_rows_and_channels_of_zeros_leave_gradients(preset):
-    """Padding, and channels that start at zero, have a scale of 1 in the forward."""
+def test_rows_of_zeros_leave_gradients(preset):
+    """As of padding: a scale of 1 would dominate the gradient that it multiplies."""
     x = 0.01 * normal((16, 32)).at[8:].set(0)
-    w = 0.01 * normal((32, 8), 1).at[:, 4:].set(0)
+    w = 0.01 * normal((32, 8), 1)
     g = normal((16, 8), 2)
     dot_general = aqtlite.make_dot_general(preset)
     _, vjp = jax.vjp(lambda x, w: dot_general(x, w, MATMUL), x, w)
