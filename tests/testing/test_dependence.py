@@ -29,6 +29,7 @@ CAUSAL = {
     "a result with no axis beside one": lambda x: (jnp.cumsum(x, 1), x.sum()),
     "NaN": lambda x: jnp.where(jnp.arange(6)[:, None] < 3, jnp.nan, x),
     "a pytree": lambda x: {"a": [x, None]},
+    "sign of zero": lambda x: (x, jnp.where(x[:, -1:] > 0, 0.0, -0.0) * (x == x)),
 }
 NOT_CAUSAL = {
     "mean": lambda x: x - x.mean(1, keepdims=True),
@@ -36,7 +37,6 @@ NOT_CAUSAL = {
     "sums from the end": lambda x: jax.lax.cumsum(x, 1, reverse=True),
     "shifted": shifted,
     "the last of several results": lambda x: (x, x.sum(-1), {"c": shifted(x)}),
-    "sign of zero": lambda x: jnp.where(x[:, -1:] > 0, 0.0, -0.0) * jnp.ones_like(x),
     "integers": lambda x: jnp.round(3 * x + x.max()).astype(jnp.int8),
     "only if loud": lambda x: x + (jnp.abs(x).max() > 5),
 }
