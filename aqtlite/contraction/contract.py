@@ -69,6 +69,23 @@ def replaced_by(function: InFloats) -> Iterator[None]:
         yield
 
 
+def is_product(
+    cfg: config.DotGeneral, operation: Operation, rhs_shape: tuple[int, ...]
+) -> bool:
+    """Whether a contraction stays in float, because each sum has one product.
+
+    Where the scales of one operand multiply the other, the contracted elements are
+    positions: those of a sequence of one are quantized as in any longer sequence.
+
+    Args:
+        cfg: config of the contraction.
+        operation: the contraction.
+        rhs_shape: shape of the right operand.
+    """
+    scale_moves = cfg.fwd.lhs.scale_moves or cfg.fwd.rhs.scale_moves
+    return operation.sums_one(rhs_shape) and not scale_moves
+
+
 def contract(
     cfg: config.DotGeneral | None,
     operation: Operation,
@@ -114,7 +131,7 @@ def contract(
     out_dtype = _out_dtype(options.preferred_element_type, lhs, rhs)
     if options.states is not None:
         states = _checked_states(options.states)
-    if operation.sums_one(rhs.shape):
+    if is_product(cfg, operation, rhs.shape):
         # A scale of a single element loses it, and saves nothing.
         cfg = config.DotGeneral(out=cfg.out)
         lhs, rhs = (x.dequant() if isinstance(x, QTensor) else x for x in (lhs, rhs))

@@ -14,6 +14,7 @@ from jax.extend import core
 
 from aqtlite import config
 from aqtlite.contraction import differentiation
+from aqtlite.contraction.contract import is_product
 from aqtlite.errors import RulesError
 from aqtlite.jaxpr import producers, sites
 from aqtlite.jaxpr.origins import Loop, Origin
@@ -248,6 +249,10 @@ def _why_float(
     if rule is not None and (cfg is None or not cfg.is_quantized):
         return f"rule {rule} leaves it so"
     why = unsummed.why(one, program)
+    if why == unsummed.SUMS_ONE and cfg is not None:
+        _, decided = visibility.decided(one, cfg)
+        operation, _, rhs = one.types()
+        why = why if is_product(decided, operation, rhs.shape) else None
     if why is not None:
         return why
     return "no rule names it" if rule is None else _obstacle(one.site)

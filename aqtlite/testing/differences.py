@@ -41,13 +41,19 @@ def describe(
     """
     wide = np.complex128 if jnp.iscomplexobj(first) else np.float64
     first, second = first.astype(wide), second.astype(wide)
-    with np.errstate(all="ignore"):
-        distance = np.abs(first - second)[differs]
-        relative = distance / np.abs(first)[differs]
     at = tuple(int(i) for i in np.argwhere(differs)[0])
+    where = f"the first at {at}, {first[at]!s} {one} and {second[at]!s} {other}"
+    first, second = first[differs], second[differs]
+    is_finite = np.isfinite(first) & np.isfinite(second)
+    if not is_finite.all():
+        count = int((~is_finite).sum())
+        return f"differ, {count} of them in being NaN or infinite; {where}"
+    with np.errstate(all="ignore"):
+        distance = np.abs(first - second)
+        relative = distance / np.abs(first)
     return (
         f"differ, by up to {np.max(distance):.3g} (relative {np.max(relative):.3g}); "
-        f"the first at {at}, {first[at]!s} {one} and {second[at]!s} {other}"
+        f"{where}"
     )
 
 

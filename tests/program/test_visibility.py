@@ -11,7 +11,7 @@ from jax import export, lax
 import aqtlite
 import aqtlite.flax.nnx
 from aqtlite import Rule, config
-from aqtlite.flax import quantize_model
+from aqtlite.flax import AqtEinsum, quantize_model
 from tests.common import nearest, normal
 
 pytestmark = pytest.mark.code("quick")
@@ -131,6 +131,34 @@ def test_later_values_leave_earlier_results(function):
     run = jax.jit(aqtlite.quantize_function(function, INT8))
     changed = run(Q, K.at[:, 4:].mul(30), V.at[:, 4:].mul(30))
     np.testing.assert_array_equal(run(Q, K, V)[:, :4], changed[:, :4])
+
+
+def masked_attention(q, k, v, mask):
+    return jnp.einsum(VALUES, probabilities(q, k, mask), v)
+
+
+def injected_attention(q, k, v, mask):
+    return nn.dot_product_attention(
+        *(q, k, v),
+        mask=mask,
+        qk_attn_weights_einsum=AqtEinsum(INT8),
+        attn_weights_value_einsum=AqtEinsum(INT8),
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [aqtlite.quantize_function(masked_attention, INT8), injected_attention],
+    ids=["rules", "injected"],
+)
+@pytest.mark.parametrize("loud", [1, 1e3])
+def test_a_sequence_of_one_is_the_first_position_of_a_longer_one(function, loud):
+    first = [x[:, :1] for x in (Q, K, loud * V)]
+    out = function(*first, CAUSAL[:1, :1])
+    whole = function(Q, K, loud * V, CAUSAL)[:, :1]
+    # The backend's floats differ by their last bits between programs.
+    np.testing.assert_allclose(out, whole, rtol=1e-6)
+    assert (out != first[2]).any()
 
 
 def test_the_roles_of_one_array_are_known():

@@ -87,6 +87,11 @@ def test_the_message_says_what_changed():
     )
 
 
+def test_the_message_says_what_became_nan():
+    with pytest.raises(AssertionError, match="9 of them in being NaN or infinite"):
+        assert_causal(lambda x: x + 0 * jnp.exp(x).sum(), jnp.full((1, 6, 3), -5.0))
+
+
 def test_other_axes():
     for axis in (0, 1, 2, -1, -2):
         assert_causal(functools.partial(jnp.cumsum, axis=axis), X, axis=axis)

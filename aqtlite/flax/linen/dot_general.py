@@ -128,7 +128,7 @@ class Injected:
             rhs=rhs,
         )
         scope = caller.variables
-        has_states = bool(collections_of(call.cfg)) and not call.sums_one
+        has_states = bool(collections_of(call.cfg)) and not call.is_product
         entry = statistics.entry_of(call, scope) if has_states else None
         if entry is not None:
             call = dataclasses.replace(call, states=statistics.read(call, entry))
@@ -141,7 +141,7 @@ class Injected:
             states = statistics.update(call, operands, entry)
         mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if callers.is_in_float():
-            if cfg.is_quantized and injected.is_marking() and not call.sums_one:
+            if cfg.is_quantized and injected.is_marking() and not call.is_product:
                 mark = injected.describe(cfg)
             cfg, states = config.unquantized(), States()
         options = options._replace(states=states)

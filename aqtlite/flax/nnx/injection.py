@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from aqtlite import config, errors, operations
-from aqtlite.contraction.contract import Options, as_operands, contract
+from aqtlite.contraction.contract import Options, as_operands, contract, is_product
 from aqtlite.contraction.einsum import as_dot_general
 from aqtlite.flax import attention
 from aqtlite.flax.injectable import injectable
@@ -49,12 +49,12 @@ class Injected:
             ValueError: if a calibration has a state, outside of a quantized model.
         """
         cfg = self.cfg
-        sums_one = operation.sums_one(rhs.shape)
+        in_float = cfg is None or is_product(cfg, operation, rhs.shape)
         if cfg is not None and cfg.is_quantized and injected.is_marking():
             # The plan says why what is not marked stays in float.
-            with contextlib.nullcontext() if sums_one else injected.mark(cfg):
+            with contextlib.nullcontext() if in_float else injected.mark(cfg):
                 return contract(None, operation, lhs, rhs, options)
-        if cfg is not None and collections_of(cfg) and not sums_one:
+        if cfg is not None and collections_of(cfg) and not in_float:
             raise ValueError(
                 f"a calibration of {type(self).__name__}.cfg gathers statistics or is "
                 "learned, and an injected function has no variables: call the model "

@@ -9,6 +9,7 @@ import jax
 from aqtlite import config
 from aqtlite.config import arithmetic
 from aqtlite.contraction import poison
+from aqtlite.contraction.contract import is_product
 from aqtlite.operations import Operation, Side
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
@@ -71,9 +72,9 @@ class Contraction:
     """States of its calibrations."""
 
     @property
-    def sums_one(self) -> bool:
+    def is_product(self) -> bool:
         """Whether it stays in float, because each sum has one product."""
-        return self.operation.sums_one(tuple(self.rhs.shape))
+        return is_product(self.cfg, self.operation, tuple(self.rhs.shape))
 
     def in_float(self) -> "Contraction":
         """Returns the contraction without quantization, which is cheaper to trace.

@@ -185,7 +185,7 @@ class FoundOperand:
 
     depends_on_inputs: bool = False
 
-    sums_one: bool = False
+    is_product: bool = False
     """Whether its contraction stays in float, because each sum has one product."""
 
     @classmethod
@@ -207,7 +207,7 @@ class FoundOperand:
             name=contraction.name,
             obstacle=obstacle,
             is_injected=is_injected,
-            sums_one=contraction.sums_one,
+            is_product=contraction.is_product,
         )
 
     def made_of(

@@ -101,7 +101,7 @@ def _refusal_of(one: FoundOperand) -> Refusal | None:
         if one.depends_on_inputs:
             return Refusal("its value depends on the inputs", is_expected=True)
         return Refusal("its value depends on a collection other than 'params'")
-    if one.sums_one:
+    if one.is_product:
         return Refusal(unsummed.SUMS_ONE, is_expected=True)
     if one.frozen_operands != "auto" and not one.is_required:
         return Refusal("frozen_operands says so", is_expected=True)
