@@ -1,0 +1,65 @@
+"""Float contractions whose products are added one by one, in order.
+
+Zeros change nothing wherever they stand, so that padding on any side, and elements that
+a mask sets to zero, leave all bits.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+from jax import lax
+
+from aqtlite.invariance.rounding import barrier
+from aqtlite.lowering.target import TargetDependent
+from aqtlite.shapes.dimension_numbers import DimensionNumbers
+
+_UNROLLED = 16
+"""Products that are added in one pass over the result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot(TargetDependent):
+    """`jax.lax.dot_general` of float32."""
+
+    dimension_numbers: DimensionNumbers
+
+    def reference(self, lhs, rhs):
+        return lax.dot_general(lhs, rhs, self.dimension_numbers)
+
+    def lowered(self, target, lhs, rhs):
+        del target
+        (lc, rc), (lb, rb) = self.dimension_numbers
+        lhs, batch, rows = _matrices(lhs, lb, lc)
+        rhs, _, columns = _matrices(rhs, rb, rc)
+        out = jnp.zeros((lhs.shape[0], lhs.shape[2], rhs.shape[2]), jnp.float32)
+        size = lhs.shape[1]
+        blocks, rest = divmod(size, _UNROLLED)
+
+        def add(block, out):
+            start = block * _UNROLLED
+            return _added(
+                out,
+                lax.dynamic_slice_in_dim(lhs, start, _UNROLLED, 1),
+                lax.dynamic_slice_in_dim(rhs, start, _UNROLLED, 1),
+            )
+
+        out = lax.fori_loop(0, blocks, add, out)
+        out = _added(out, lhs[:, size - rest :], rhs[:, size - rest :])
+        return out.reshape(*batch, *rows, *columns)
+
+
+def _added(out, lhs, rhs):
+    """Adds the products of some contracted elements, one by one."""
+    for i in range(lhs.shape[1]):
+        out = out + barrier(lhs[:, i, :, None] * rhs[:, i, None, :])
+    return out
+
+
+def _matrices(x, batch, contracting):
+    """Returns an array of shape (batch, contracting, remaining), and sizes of axes."""
+    remaining = [i for i in range(x.ndim) if i not in (*batch, *contracting)]
+    groups = batch, contracting, remaining
+    sizes = [[x.shape[axis] for axis in axes] for axes in groups]
+    x = x.transpose(*batch, *contracting, *remaining)
+    return x.reshape([math.prod(one) for one in sizes]), sizes[0], sizes[2]

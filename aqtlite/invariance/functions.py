@@ -1,0 +1,355 @@
+"""Elementwise functions of float32, written out in operations with one result.
+
+XLA's own differ between processors and with the size of an array: what does not fill a
+vector is computed by other code. The forms are those of the Cephes library (S. Moshier,
+single precision), within 2 units in the last place; each product and quotient goes
+through a barrier, and sums are exact operations of IEEE 754.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.invariance.rounding import barrier
+from aqtlite.lowering.elementwise import ElementwiseOnTarget
+
+_f = np.float32
+_LN2 = _f(0.693145751953125), _f(1.428606820309417e-06)  # 15 bits, and the rest
+
+
+@dataclasses.dataclass(frozen=True)
+class Written(ElementwiseOnTarget):
+    """A function of `jax.lax`, evaluated in a form with one result everywhere."""
+
+    plain: Callable[..., jax.Array]
+    """The function, which defines the derivative."""
+
+    form: Callable[..., jax.Array]
+
+    def __repr__(self) -> str:
+        return f"Written({self.form.__name__})"
+
+    def reference(self, *args):
+        return self.plain(*args)
+
+    def lowered(self, target, *args):
+        del target
+        return self.form(*args)
+
+
+def _where(condition, x, y):
+    x, y = (
+        one if isinstance(one, jax.Array) else lax.full_like(condition, one, one.dtype)
+        for one in (x, y)
+    )
+    return lax.select(condition, x, y)
+
+
+def _mul(x, y):
+    return barrier(lax.mul(x, y))
+
+
+def _div(x, y):
+    return barrier(lax.div(x, barrier(y)))
+
+
+def _sqrt(x):
+    return barrier(lax.sqrt(barrier(x)))
+
+
+def _rsqrt(x):
+    return _div(lax.full_like(x, 1), _sqrt(x))
+
+
+def _polynomial(x, coefficients: Sequence[float]):
+    """A polynomial by Horner's rule, from its highest coefficient."""
+    out = lax.full_like(x, coefficients[0])
+    for one in coefficients[1:]:
+        out = _mul(out, x) + _f(one)
+    return out
+
+
+_EXP = (
+    *(1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3),
+    *(4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1),
+)
+
+
+def _reduced_exp(x):
+    """Returns n and ``exp(r) - 1`` for ``x = n log(2) + r``."""
+    bounded = lax.clamp(_f(-104), x, _f(90))
+    n = lax.round(_mul(bounded, _f(1 / np.log(2))), lax.RoundingMethod.TO_NEAREST_EVEN)
+    r = (bounded - _mul(n, _LN2[0])) - _mul(n, _LN2[1])
+    return n.astype(jnp.int32), _mul(_mul(_polynomial(r, _EXP), r), r) + r
+
+
+def _power_of_two(n):
+    """Returns 2^n for -126 <= n <= 127."""
+    return lax.bitcast_convert_type((n + 127) << 23, jnp.float32)
+
+
+def _exp(x):
+    n, less_one = _reduced_exp(x)
+    # In two steps, since 2^n may be too large or too small for a normal number.
+    half = n >> 1
+    y = _mul(_mul(less_one + _f(1), _power_of_two(half)), _power_of_two(n - half))
+    return _where(x != x, x, y)
+
+
+def _expm1(x):
+    n, less_one = _reduced_exp(x)
+    half = n >> 1
+    first, second = _power_of_two(half), _power_of_two(n - half)
+    y = _mul(_mul(less_one, first), second) + (_mul(first, second) - _f(1))
+    y = _where(n == 0, less_one, _where(n > 40, _exp(x), y))
+    return _where(x != x, x, y)
+
+
+def _exp2(x):
+    whole = lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+    bounded = lax.clamp(_f(-150), whole, _f(130)).astype(jnp.int32)
+    half = bounded >> 1
+    y = _mul(_exp(_mul(x - whole, _f(np.log(2)))), _power_of_two(half))
+    y = _mul(y, _power_of_two(bounded - half))
+    return _where(
+        x != x, x, _where(x < _f(-150), _f(0), _where(x > _f(128), _f(np.inf), y))
+    )
+
+
+_LOG = (
+    *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1),
+    *(1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1),
+    3.3333331174e-1,
+)
+
+
+def _log(x):
+    # Subnormals, multiplied by 2^24.
+    is_small = x < _f(2.0**-126)
+    bits = lax.bitcast_convert_type(
+        _where(is_small, _mul(x, _f(2.0**24)), x), jnp.int32
+    )
+    exponent = (bits >> 23) - _where(is_small, np.int32(150), np.int32(126))
+    mantissa = lax.bitcast_convert_type(
+        (bits & np.int32(0x007FFFFF)) | np.int32(0x3F000000), jnp.float32
+    )
+    is_low = mantissa < _f(np.sqrt(0.5))
+    n = _where(is_low, exponent - 1, exponent).astype(jnp.float32)
+    v = _where(is_low, mantissa + mantissa, mantissa) - _f(1)
+    square = _mul(v, v)
+    y = _mul(_mul(_polynomial(v, _LOG), v), square)
+    y = y + _mul(n, _f(-2.12194440e-4))
+    y = y - _mul(square, _f(0.5))
+    out = (v + y) + _mul(n, _f(0.693359375))
+    edge = _where(x == 0, _f(-np.inf), _where(x > 0, x, _f(np.nan)))
+    return _where((x > 0) & (x < _f(np.inf)), out, edge)
+
+
+def _log1p(x):
+    """``log(u) x / (u - 1)`` for ``u = 1 + x`` (W. Kahan)."""
+    u = barrier(x + _f(1))
+    less_one = u - _f(1)
+    y = _mul(_log(u), _div(x, _where(less_one == 0, _f(1), less_one)))
+    y = _where(less_one == 0, x, y)
+    return _where(x == _f(np.inf), x, y)
+
+
+def _logistic(x):
+    return _div(lax.full_like(x, 1), _exp(-x) + _f(1))
+
+
+_TANH = (
+    *(-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2),
+    *(1.33314422036e-1, -3.33332819422e-1),
+)
+
+
+def _tanh(x):
+    size = lax.abs(x)
+    large = _f(1) - _div(lax.full_like(x, 2), _exp(size + size) + _f(1))
+    square = _mul(x, x)
+    small = _mul(_mul(_polynomial(square, _TANH), square), x) + x
+    return _where(size < _f(0.625), small, _where(x < 0, -large, large))
+
+
+_ERF = (
+    *(7.853861353153693e-5, -8.010193625184903e-4, 5.188327685732524e-3),
+    *(-2.685381193529856e-2, 1.128358514861418e-1, -3.761262582423300e-1),
+    1.128379165726710,
+)
+_ERFC_TO_2 = (
+    *(2.326819970068386e-2, -1.387039388740657e-1, 3.687424674597105e-1),
+    *(-5.824733027278666e-1, 6.210004621745983e-1, -4.944515323274145e-1),
+    *(3.404879937665872e-1, -2.741127028184656e-1, 5.638259427386472e-1),
+)
+_ERFC_FROM_2 = (
+    *(-1.047766399936249e1, 1.297719955372516e1, -7.495518717768503),
+    *(2.921019019210786, -1.015265279202700, 4.218463358204948e-1),
+    *(-2.820767439740514e-1, 5.641895067754075e-1),
+)
+
+
+def _small_erf(x):
+    return _mul(_polynomial(_mul(x, x), _ERF), x)
+
+
+def _large_erfc(size):
+    """The complement for sizes from 1; above 11, it is zero."""
+    size = lax.min(size, _f(11))
+    inverse = _div(lax.full_like(size, 1), size)
+    square = _mul(inverse, inverse)
+    low = _polynomial(square, _ERFC_TO_2)
+    high = _polynomial(square, _ERFC_FROM_2)
+    # exp(-x^2), with x^2 in two parts of which the first is exact.
+    first = lax.reduce_precision(size, 8, 11)
+    rest = _mul(first - size, first + size)
+    decay = _mul(_exp(-_mul(first, first)), _exp(rest))
+    return _mul(_mul(decay, inverse), _where(size < _f(2), low, high))
+
+
+def _erf(x):
+    size = lax.abs(x)
+    large = _f(1) - _large_erfc(lax.max(size, _f(1)))
+    return _where(size < _f(1), _small_erf(x), _where(x < 0, -large, large))
+
+
+def _erfc(x):
+    size = lax.abs(x)
+    large = _large_erfc(lax.max(size, _f(1)))
+    large = _where(size > _f(11), _f(0), large)
+    return _where(
+        size < _f(1), _f(1) - _small_erf(x), _where(x < 0, _f(2) - large, large)
+    )
+
+
+# pi / 2: three parts of 8 bits, whose products with integers to 2^16 are exact.
+_HALF_PI = (1.5703125, 0.0004825592041015625, 1.2665987014770508e-06)
+_HALF_PI_REST = _f(9.920935796805404e-10)
+_SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+_COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+
+
+def _sin_from(quarters: int, x):
+    """Returns the sine of x and some quarters of a turn."""
+    turns = lax.round(_mul(x, _f(2 / np.pi)), lax.RoundingMethod.TO_NEAREST_EVEN)
+    turns = lax.clamp(_f(-(2.0**23)), turns, _f(2.0**23))
+    r = x
+    for part in _HALF_PI:
+        r = r - _mul(turns, _f(part))
+    r = r - _mul(turns, _HALF_PI_REST)
+    square = _mul(r, r)
+    sine = _mul(_mul(_polynomial(square, _SIN), square), r) + r
+    cosine = _mul(_mul(_polynomial(square, _COS), square), square)
+    cosine = (cosine - _mul(square, _f(0.5))) + _f(1)
+    quadrant = turns.astype(jnp.int32) + quarters
+    out = _where((quadrant & 1) == 1, cosine, sine)
+    out = _where((quadrant & 2) == 2, -out, out)
+    return _where(lax.is_finite(x), out, _f(np.nan))
+
+
+_sin = functools.partial(_sin_from, 0)
+_cos = functools.partial(_sin_from, 1)
+
+
+def _split(x):
+    """Returns two parts of at most 12 bits, whose products are exact (T. J. Dekker)."""
+    high = lax.reduce_precision(x, 8, 11)
+    return high, x - high
+
+
+def _product(x, y):
+    """Returns a product, and what its rounding took off."""
+    product = _mul(x, y)
+    (x1, x2), (y1, y2) = _split(x), _split(y)
+    error = ((_mul(x1, y1) - product) + _mul(x1, y2)) + _mul(x2, y1)
+    return product, error + _mul(x2, y2)
+
+
+def _log_in_two_parts(x):
+    """Returns ``log(x) = 2 atanh((m - 1) / (m + 1)) + n log(2)`` as a sum of two."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    mantissa = lax.bitcast_convert_type(
+        (bits & np.int32(0x007FFFFF)) | np.int32(0x3F800000), jnp.float32
+    )
+    is_high = mantissa > _f(np.sqrt(2))
+    m = _where(is_high, _mul(mantissa, _f(0.5)), mantissa)
+    n = ((bits >> 23) - _where(is_high, np.int32(126), np.int32(127))).astype(
+        jnp.float32
+    )
+    over, under = barrier(m - _f(1)), barrier(m + _f(1))
+    lost = m - barrier(under - _f(1))
+    s = _div(over, under)
+    product, error = _product(s, under)
+    rest = _div(((over - product) - error) - _mul(s, lost), under)
+    square = _mul(s, s)
+    series = _polynomial(square, (2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3))
+    low = _mul(_mul(series, square), s) + _mul(rest, _f(2))
+    whole = _mul(n, _LN2[0])
+    twice = s + s
+    high = whole + twice
+    low = low + ((whole - high) + twice) + _mul(n, _LN2[1])
+    total = high + low
+    return total, (high - total) + low
+
+
+def _pow(x, y):
+    size = lax.abs(x)
+    is_normal = (size >= _f(2.0**-126)) & (size < _f(np.inf))
+    high, low = _log_in_two_parts(_where(is_normal, size, lax.full_like(x, 1)))
+    edge = _where(size < _f(1), _f(-np.inf), _f(np.inf))
+    high, low = _where(is_normal, high, edge), _where(is_normal, low, _f(0))
+    exponent, rest = _product(_where(is_normal, high, _f(1)), y)
+    rest = rest + _mul(low, y)
+    out = _mul(_exp(exponent), _f(1) + _expm1(rest))
+    out = _where(
+        is_normal,
+        _where(lax.abs(exponent) < _f(90), out, _exp(exponent)),
+        _exp(_mul(high, y)),
+    )
+    whole = lax.floor(y)
+    half = _mul(whole, _f(0.5))
+    is_odd = (whole == y) & (lax.floor(half) != half)
+    is_negative = lax.bitcast_convert_type(x, jnp.int32) < 0
+    out = _where(is_negative & is_odd, -out, out)
+    out = _where((x < 0) & (whole != y) & (size < _f(np.inf)), _f(np.nan), out)
+    out = _where((x != x) | (y != y), _f(np.nan), out)
+    is_one = (x == 1) | ((x == -1) & (lax.abs(y) == _f(np.inf)))
+    return _where((y == 0) | is_one, _f(1), out)
+
+
+def _add(x, y):
+    return barrier(lax.add(x, y))
+
+
+def _sub(x, y):
+    return barrier(lax.sub(x, y))
+
+
+# Sums go through a barrier since XLA adds constants first.
+ADD = Written(lax.add, _add)
+SUB = Written(lax.sub, _sub)
+MUL = Written(lax.mul, _mul)
+DIV = Written(lax.div, _div)
+POW = Written(lax.pow, _pow)
+
+UNARY = {
+    "exp": Written(lax.exp, _exp),
+    "exp2": Written(lax.exp2, _exp2),
+    "expm1": Written(lax.expm1, _expm1),
+    "log": Written(lax.log, _log),
+    "log1p": Written(lax.log1p, _log1p),
+    "logistic": Written(lax.logistic, _logistic),
+    "tanh": Written(lax.tanh, _tanh),
+    "erf": Written(lax.erf, _erf),
+    "erfc": Written(lax.erfc, _erfc),
+    "sin": Written(lax.sin, _sin),
+    "cos": Written(lax.cos, _cos),
+    "sqrt": Written(lax.sqrt, _sqrt),
+    "rsqrt": Written(lax.rsqrt, _rsqrt),
+}
+"""Functions of one argument, by the name of their primitive."""
