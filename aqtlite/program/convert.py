@@ -243,7 +243,7 @@ class FunctionModel(Model):
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
         program = self._programs[call]
-        traced = program.traced_record(self._state, {one.key for one in weights})
+        traced = program.traced_record(self._state, weights)
         _, state_in = traced.inputs
         read: dict[int, Parameter | Buffer]
         read = {**program.parameters, **by_input(state_in, self.buffers)}

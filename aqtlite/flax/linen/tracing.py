@@ -124,7 +124,7 @@ class LinenModel(Model):
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
         injected = {one.key for one in weights if one.is_injected}
-        of_rules = {one.key for one in weights} - injected
+        of_rules = [one for one in weights if not one.is_injected]
         traced, program = self._traces[call], self._programs[call]
         if injected:
             recorder = _storing(injected, Contraction.weight_outputs, self._go_on(call))

@@ -188,6 +188,17 @@ class FoundOperand:
     sums_one: bool = False
     """Whether its contraction stays in float, because each sum has one product."""
 
+    state: tuple[str, ...] = ()
+    """As `FrozenRecord.state`."""
+
+    moments: tuple[tuple[str, ...], ...] = ()
+    """Paths of the second moments by whose sum it is rounded at conversion."""
+
+    @property
+    def weight(self) -> tuple[Any, ...]:
+        """What serving finds its weight by, if a rule quantizes it."""
+        return self.key.path, self.operand, self.cfg, self.identity, self.state
+
     @classmethod
     def of(
         cls,
