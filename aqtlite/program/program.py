@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -118,6 +119,7 @@ class Program:
                 operand = dataclasses.replace(
                     operand,
                     state=self.state_of_weight(one, side),
+                    num_states=_num_states(one),
                     moments=(self.place_of(one),) if _is_rounded(one, side) else (),
                 )
                 place = Place(one.site.location, one.index(side))
@@ -415,6 +417,13 @@ def frozen_per_step(one: PlannedContraction) -> tuple[bool, ...] | None:
         frozen = tuple(map(operator.or_, frozen, states))
     is_passed = not any(frozen) or (frozen == states and all(states))
     return frozen if is_passed else None
+
+
+def _num_states(one: PlannedContraction) -> int:
+    """Returns the number of states that quantize each weight of a contraction."""
+    frozen, of_weights = frozen_per_step(one) or (), weights_per_step(one)
+    pairs = zip(one.site.lengths, frozen, of_weights, strict=False)
+    return math.prod(n for n, each, of_weight in pairs if each and not of_weight)
 
 
 def _is_rounded(one: PlannedContraction, side: Side) -> bool:

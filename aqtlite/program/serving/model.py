@@ -191,6 +191,10 @@ class FoundOperand:
     state: tuple[str, ...] = ()
     """As `FrozenRecord.state`."""
 
+    num_states: int = 1
+    """Number of states that quantize it: in scans whose steps share it, one for each
+    step."""
+
     moments: tuple[tuple[str, ...], ...] = ()
     """Paths of the second moments by whose sum it is rounded at conversion."""
 

@@ -207,14 +207,18 @@ def _identities(
 
 
 def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
-    """Refuses weights with more elements than their parameters: broadcast copies."""
+    """Refuses weights with more elements than their parameters: broadcast copies.
+
+    Weights of equal parameters and several states are no copies.
+    """
     return {
         one.member: Refusal(
             f"as {one.shape} it is larger than the parameters that it is made of: "
             "they were broadcast, perhaps to a batch"
         )
         for one in recorded
-        if np.prod(one.shape) > sum(parameter.size for parameter in one.parameters)
+        if np.prod(one.shape)
+        > one.found.num_states * sum(parameter.size for parameter in one.parameters)
     }
 
 
