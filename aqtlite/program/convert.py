@@ -13,13 +13,13 @@ from aqtlite.program.calibration_state import State
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, guards, planning, statistics_uses
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
-    Model,
     Parameter,
     StoredWeight,
     by_input,

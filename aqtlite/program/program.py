@@ -3,8 +3,6 @@
 import collections
 import dataclasses
 import functools
-import math
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +12,10 @@ import numpy as np
 
 from aqtlite.contraction import remat
 from aqtlite.jaxpr import rewriting, tracing
-from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.operations import SIDES, Side
 from aqtlite.program import plan as planning
+from aqtlite.program import steps as steps_lib
 from aqtlite.program import unsummed
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -109,7 +107,9 @@ class Program:
             call, obstacle = self.contraction_of_types(one), self._obstacle(one)
             states = self.states_of(one)
             statistics_uses.note_operands(
-                dataclasses.replace(call, states=shapes_of(states, per_step(one))),
+                dataclasses.replace(
+                    call, states=shapes_of(states, steps_lib.per_step(one))
+                ),
                 self.place_of(one),
                 needs_frozen=True,
             )
@@ -119,7 +119,7 @@ class Program:
                 operand = dataclasses.replace(
                     operand,
                     state=self.state_of_weight(one, side),
-                    num_states=_num_states(one),
+                    num_states=steps_lib.num_states(one),
                     moments=(self.place_of(one),) if _is_rounded(one, side) else (),
                 )
                 place = Place(one.site.location, one.index(side))
@@ -181,11 +181,11 @@ class Program:
             gives_weight = self._gives_weight(one)
             if not recorded and not gives_weight:
                 continue
-            states, steps = self.states_of(one), per_step(one)
+            states, steps = self.states_of(one), steps_lib.per_step(one)
             given: States | None = states
             record = functools.partial(self._recorded, one, recorded, gives_weight)
             if recorded:
-                steps = frozen_per_step(one) or ()
+                steps = steps_lib.frozen_per_step(one) or ()
                 states = self._by_all_moments(states, recorded, sum(steps))
                 given = states
             if recorded and not (bool(collections_of(one.cfg)) and any(steps)):
@@ -333,13 +333,13 @@ class Program:
         ):
             if name in one.site.around:
                 return f"contracted inside {text}, which weights cannot leave"
-        steps = frozen_per_step(one)
+        steps = steps_lib.frozen_per_step(one)
         if steps is None:
             return (
                 "only some of the scans around it have a weight, or a calibration "
                 "state, for each step"
             )
-        if steps != per_step(one) and self._gives_weight(one):
+        if steps != steps_lib.per_step(one) and self._gives_weight(one):
             return (
                 "in a scan, its calibration has a state for each step, and it has none"
             )
@@ -382,56 +382,6 @@ def shapes_of(tree: Any, per_step: Sequence[bool] = ()) -> Any:
     return jax.tree.map(shape_of, tree)
 
 
-def per_step(one: PlannedContraction) -> tuple[bool, ...]:
-    """Whether each scan around a contraction has its states or weights per step."""
-    if collections_of(one.cfg):
-        return one.site.per_step
-    return weights_per_step(one)
-
-
-def weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
-    """Whether each scan around a contraction has its frozen weights per step."""
-    weights = [x for x in one.site.operands if x.identity is not None]
-    return tuple(
-        any(Loop(depth, False) in weight.needed for weight in weights)
-        for depth in range(len(one.site.per_step))
-    )
-
-
-def frozen_per_step(one: PlannedContraction) -> tuple[bool, ...] | None:
-    """Whether each scan around a contraction has a frozen weight for each step.
-
-    The steps of a scan that share a parameter have a weight each if they have a state
-    each that quantizes it.
-
-    Returns:
-        A bool for each scan around it; None if its weights cannot be frozen, since
-        loops pass weights and states on in another way.
-    """
-    frozen, states = weights_per_step(one), one.site.per_step
-    if not collections_of(one.cfg):
-        return frozen
-    cfg = one.cfg.for_serving()
-    weights = [s for s, x in origins(one).items() if x.identity is not None]
-    if any(statistics.reads_state(cfg, side) for side in weights):
-        frozen = tuple(map(operator.or_, frozen, states))
-    is_passed = not any(frozen) or (frozen == states and all(states))
-    return frozen if is_passed else None
-
-
-def _num_states(one: PlannedContraction) -> int:
-    """Returns the number of states that quantize each weight of a contraction."""
-    frozen, of_weights = frozen_per_step(one) or (), weights_per_step(one)
-    pairs = zip(one.site.lengths, frozen, of_weights, strict=False)
-    return math.prod(n for n, each, of_weight in pairs if each and not of_weight)
-
-
 def _is_rounded(one: PlannedContraction, side: Side) -> bool:
     """Whether an operand, if it is a weight, is rounded by the moment of its inputs."""
     return side == "rhs" and one.cfg.fwd.rhs.rounding is not None
-
-
-def origins(one: PlannedContraction) -> dict[Side, Origin]:
-    """Returns the origins of the operands, by side of the config."""
-    lhs, rhs = one.in_order(one.site.operands)
-    return {"lhs": lhs, "rhs": rhs}

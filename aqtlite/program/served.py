@@ -11,6 +11,7 @@ from aqtlite.jaxpr import analysis, rewriting
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import Side
 from aqtlite.program import program as program_lib
+from aqtlite.program import steps as steps_lib
 from aqtlite.program.plan import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.serving import guards, identity
@@ -111,12 +112,12 @@ def find(
         converter: the user's call of the conversion, for messages.
     """
     found: dict[Side, Found] = {}
-    call, per_step = program.contraction_of_types(one), program_lib.frozen_per_step(one)
+    call, per_step = program.contraction_of_types(one), steps_lib.frozen_per_step(one)
     if per_step is None:
         return found
     # Leading axes of weights that hold one for each step of a scan.
     steps = tuple(itertools.compress(one.site.lengths, per_step))
-    for side, origin in program_lib.origins(one).items():
+    for side, origin in one.origins.items():
         operand = call.operand(side)
         name = _name(program, origin.inputs)
         similar = [
@@ -157,7 +158,7 @@ def _check_read(
         name = str(program.parameters[i])
         guards.check_has_weight(name, records, converter)
     for one in quantized:
-        for side, origin in program_lib.origins(one).items():
+        for side, origin in one.origins.items():
             of_weight = read & origin.needed
             if of_weight and origin.identity and side not in found[one.site.location]:
                 name = str(program.parameters[min(of_weight)])
@@ -182,8 +183,8 @@ def _replacement(
         beside: names of the weights with parameters that stayed in float, by side.
         weights: its frozen weights.
     """
-    states, per_step = program.states_of(one), program_lib.per_step(one)
-    if program_lib.frozen_per_step(one) == per_step:
+    states, per_step = program.states_of(one), steps_lib.per_step(one)
+    if steps_lib.frozen_per_step(one) == per_step:
 
         def function(values: Sequence[Any], given: Any) -> tuple[Any, None]:
             return _contract(program, one, beside, values, *given), None

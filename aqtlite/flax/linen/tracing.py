@@ -19,13 +19,13 @@ from aqtlite.operations import Side
 from aqtlite.program.program import Program
 from aqtlite.program.serving import identity, statistics_uses
 from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
-    Model,
     Parameter,
     Place,
     StoredOperand,

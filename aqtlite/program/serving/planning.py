@@ -9,12 +9,12 @@ import numpy as np
 
 from aqtlite.program.serving import identity
 from aqtlite.program.serving import weights as weights_lib
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord
 from aqtlite.program.serving.model import (
     Buffer,
     Discovery,
     FoundOperand,
-    Model,
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder, sliced_axes

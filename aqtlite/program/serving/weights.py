@@ -17,6 +17,7 @@ from aqtlite.jaxpr import analysis, slicing
 from aqtlite.program import unsummed
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.program.serving.model import (
     Buffer,
@@ -24,7 +25,6 @@ from aqtlite.program.serving.model import (
     Discovery,
     FoundOperand,
     Leaf,
-    Model,
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder
