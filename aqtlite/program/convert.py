@@ -13,13 +13,13 @@ from aqtlite.program.calibration_state import State
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, guards, planning, statistics_uses
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
-    Model,
     Parameter,
     StoredWeight,
     by_input,
@@ -243,7 +243,7 @@ class FunctionModel(Model):
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
         program = self._programs[call]
-        traced = program.traced_record(self._state, {one.key for one in weights})
+        traced = program.traced_record(self._state, weights)
         _, state_in = traced.inputs
         read: dict[int, Parameter | Buffer]
         read = {**program.parameters, **by_input(state_in, self.buffers)}

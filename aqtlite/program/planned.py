@@ -13,6 +13,7 @@ from aqtlite import config, operations
 from aqtlite.config import DotGeneral, arithmetic, of_activations
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import ragged_dot
+from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
@@ -133,6 +134,12 @@ class PlannedContraction:
         """
         lhs, rhs, *rest = values
         return [rhs, lhs, *rest] if self.is_exchanged else [lhs, rhs, *rest]
+
+    @property
+    def origins(self) -> dict[Side, Origin]:
+        """Origins of the operands, by side of the config."""
+        lhs, rhs = self.in_order(self.site.operands)
+        return {"lhs": lhs, "rhs": rhs}
 
     def index(self, side: Side) -> int:
         """Returns the index, among its equation's inputs, of a side of the config."""

@@ -98,6 +98,20 @@ def merged(one: SecondMoment, other: SecondMoment) -> SecondMoment:
     return jax.tree.map(jnp.add, one, other)
 
 
+def of_steps(state: SecondMoment, num_steps: int) -> SecondMoment:
+    """Returns second moments of the steps of some scans, added over the others' steps.
+
+    Args:
+        state: a second moment, stacked along the steps of scans, outermost first.
+        num_steps: number of the innermost scans whose steps stay apart.
+    """
+
+    def of(x: jax.Array, ndim: int) -> jax.Array:
+        return x.sum(tuple(range(x.ndim - ndim - num_steps)))
+
+    return SecondMoment(of(state.batches, 0), of(state.moment, 3))
+
+
 def without(tree: Any) -> Any:
     """Returns nested mappings of statistics without second moments."""
     if not isinstance(tree, dict):

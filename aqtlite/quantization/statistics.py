@@ -36,7 +36,7 @@ from aqtlite import config
 from aqtlite.calibration import Statistics, counting
 from aqtlite.jaxpr import counted
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation
+from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation, Side
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import (
     gradient_statistics,
@@ -80,6 +80,16 @@ class States(NamedTuple):
 def has_smoothing_state(cfg: config.DotGeneral) -> bool:
     """Returns True if the scales of a smoothing come from statistics."""
     return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
+
+
+def reads_state(cfg: config.DotGeneral, side: Side) -> bool:
+    """Returns True if an operand of the forward contraction is quantized with a state.
+
+    The second moment of a rounding at conversion is none: weights of equal states are
+    rounded once, by the moment of all their inputs.
+    """
+    tensor = cfg.fwd.lhs if side == "lhs" else cfg.fwd.rhs
+    return tensor.is_learned or tensor.gathers_statistics or has_smoothing_state(cfg)
 
 
 def has_parameters(cfg: config.DotGeneral) -> bool:

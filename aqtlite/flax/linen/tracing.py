@@ -19,13 +19,13 @@ from aqtlite.operations import Side
 from aqtlite.program.program import Program
 from aqtlite.program.serving import identity, statistics_uses
 from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
-    Model,
     Parameter,
     Place,
     StoredOperand,
@@ -124,7 +124,7 @@ class LinenModel(Model):
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
         injected = {one.key for one in weights if one.is_injected}
-        of_rules = {one.key for one in weights} - injected
+        of_rules = [one for one in weights if not one.is_injected]
         traced, program = self._traces[call], self._programs[call]
         if injected:
             recorder = _storing(injected, Contraction.weight_outputs, self._go_on(call))

@@ -179,9 +179,9 @@ def refuse_another_way(
     """
     raise ValueError(
         f"parameter {parameter!r} is frozen, but the {operand} of a contraction of "
-        f"axes {operand.contracting} in {where} is made of it in another way than in "
-        "the calls that were converted: convert this call, too, with "
-        f"{converter}"
+        f"axes {operand.contracting} in {where} is made of it in another way, or "
+        "quantized with another state, than in the calls that were converted: convert "
+        f"this call, too, with {converter}"
     )
 
 

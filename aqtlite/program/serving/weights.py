@@ -7,7 +7,7 @@ cannot be frozen are returned with the reason.
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from aqtlite.jaxpr import analysis, slicing
 from aqtlite.program import unsummed
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.program.serving.model import (
     Buffer,
@@ -24,7 +25,6 @@ from aqtlite.program.serving.model import (
     Discovery,
     FoundOperand,
     Leaf,
-    Model,
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder
@@ -166,12 +166,37 @@ class RecordedWeight:
         return self.found.operand
 
     def made_like(self, other: "RecordedWeight") -> bool:
-        """Whether both are made of the same parameters in the same way."""
+        """Whether both are made of the same parameters and states in the same way."""
         return (
             self.found.identity is not None
             and self.found.identity == other.found.identity
             and (self.inputs, self.shape) == (other.inputs, other.shape)
         )
+
+
+def with_all_moments(
+    discoveries: Sequence[Discovery], weights: Sequence[FoundOperand]
+) -> list[FoundOperand]:
+    """Returns weights with the second moments of all calls that contract them.
+
+    A weight that is rounded at conversion has one rounding for the inputs of all of its
+    contractions, whichever call of the model makes them.
+
+    Args:
+        discoveries: operands of all calls of the model.
+        weights: operands of one call that are weights.
+    """
+    moments: dict[Any, dict[tuple[str, ...], None]] = {}
+    for discovery in discoveries:
+        for one in discovery.operands:
+            if one.moments and one.obstacle is None:
+                moments.setdefault(one.weight, {}).update(dict.fromkeys(one.moments))
+    return [
+        dataclasses.replace(one, moments=tuple(moments[one.weight]))
+        if one.moments
+        else one
+        for one in weights
+    ]
 
 
 def record_weights(
