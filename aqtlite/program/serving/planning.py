@@ -214,8 +214,7 @@ def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
     return {
         one.member: Refusal(
             f"as {one.shape} it is larger than the parameters that it is made of: "
-            "they were broadcast, perhaps to a batch, or to "
-            "the steps of a scan"
+            "they were broadcast, perhaps to a batch, or to the steps of a scan"
         )
         for one in recorded
         if np.prod(one.shape)
