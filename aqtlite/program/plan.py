@@ -27,7 +27,7 @@ from aqtlite.program import (
     unsummed,
     visibility,
 )
-from aqtlite.program.naming import Naming, by_scope
+from aqtlite.program.naming import Name, Naming, by_scope
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
     Kind,
@@ -72,7 +72,7 @@ class Plan:
             fields = {
                 field.name: getattr(one, field.name)
                 for field in dataclasses.fields(one)
-                if field.name != "site"
+                if field.name not in ("site", "kept_under", "kept_as")
             }
             fields["lhs"], fields["rhs"] = map(dataclasses.asdict, (one.lhs, one.rhs))
             fields["cfg"] = json.loads(config.to_json(one.cfg))
@@ -116,26 +116,61 @@ def make(
 
     Raises:
         RulesError: if no contraction meets the conditions of a required rule, or if
-            such a rule names a path or an operation, and earlier rules decide about all
-            that it matches.
+            such a rule names a path, a module or an operation, and earlier rules decide
+            about all that it matches; and another rule of its group does no better.
     """
     contents = sites.find(closed, parameters)
     found = [site for site in contents.contractions if not _is_quantized_already(site)]
-    counts: collections.Counter[str] = collections.Counter()
-    planned, program = [], producers.Body(closed)
-    for site, module in zip(found, naming(found, parameters), strict=True):
-        number, counts[module] = counts[module], counts[module] + 1
-        planned.append(_planned(site, module, number, rules, parameters, program))
-    used = {one.rule for one in planned}
+    names = naming(found, parameters)
+    paths = _numbered([name.path for name in names])
+    kept = _numbered([name.kept_under for name in names])
+    program = producers.Body(closed)
+    planned = [
+        _planned(site, name._replace(path=path), kept_as, rules, parameters, program)
+        for site, name, path, kept_as in zip(found, names, paths, kept, strict=True)
+    ]
     for index, rule in enumerate(rules):
-        if not rule.is_required or index in used:
-            continue
-        met = [one for one in planned if matching.fulfils(one, rule)]
-        if not met:
-            raise RulesError(matching.nothing_fulfils(rule, index, planned, closed))
-        deciding = {one.rule for one in met if one.rule is not None}
-        overshadowed.check(rules, index, deciding, "any contraction")
+        if rule.is_required:
+            _check_used(rules, index, planned, closed)
     return Plan(tuple(planned), tuple(rules), tuple(contents.named))
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Returns names with ``#`` and a number from the second one on."""
+    counts: collections.Counter[str] = collections.Counter()
+    numbered = []
+    for name in names:
+        numbered.append(f"{name}#{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return numbered
+
+
+def _check_used(
+    rules: Sequence[Rule],
+    index: int,
+    planned: Sequence[PlannedContraction],
+    closed: core.ClosedJaxpr,
+) -> None:
+    """Checks that a required rule, or another one of its group, decides.
+
+    Raises:
+        RulesError: if not, as `make`.
+    """
+    rule, group = rules[index], rules[index].group
+    beside = [
+        i
+        for i, other in enumerate(rules)
+        if i == index or (group is not None and other.group == group)
+    ]
+    if any(one.rule in beside for one in planned):
+        return
+    met = [
+        one for one in planned if any(matching.fulfils(one, rules[i]) for i in beside)
+    ]
+    if not met:
+        raise RulesError(matching.nothing_fulfils(rule, index, planned, closed))
+    deciding = {one.rule for one in met if one.rule is not None}
+    overshadowed.check(rules, index, deciding, "any contraction")
 
 
 def _is_quantized_already(site: Site) -> bool:
@@ -151,8 +186,8 @@ _FLOAT = config.unquantized()
 
 def _planned(
     site: Site,
-    module: str,
-    number: int,
+    name: Name,
+    kept_as: str,
     rules: Sequence[Rule],
     parameters: Mapping[int, str],
     program: producers.Body,
@@ -163,8 +198,10 @@ def _planned(
     )
     given = injected.config_of(site.scope.path)
     one = PlannedContraction(
-        path=f"{module}#{number}" if number else module,
-        module=module,
+        path=name.path,
+        module=name.module,
+        kept_under=name.kept_under,
+        kept_as=kept_as,
         op=site.operation,
         registered=site.registered,
         equation=equation_of(site.eqn),

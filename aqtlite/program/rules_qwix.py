@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from aqtlite import calibration, config, numerics
+from aqtlite.jaxpr import registry
 
 _DEFAULTS: dict[str, Any] = {
     "module_path": ".*",
@@ -32,17 +33,14 @@ _DEFAULTS: dict[str, Any] = {
 _OPS = {"dot_general", "einsum", "conv_general_dilated", "ragged_dot"}
 """Operations of Qwix; all but einsum are also operations of `Rule.op`."""
 
-_IS_EINSUM, _IS_NONE = "(?=.*->)", "(?!.*->)"
-"""Look-ahead for paths with, and without, the equation of an einsum."""
+_IS_EINSUM, _IS_NONE = "(?=.*->).*", "(?!.*->).*"
+"""Paths with, and without, the equation of an einsum."""
 
 _MX = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn"}
 """Element dtypes of the formats with power-of-two scales."""
 
 _GIVEN = (calibration.Constant, calibration.ConstantRange)
 """Calibrations with fixed ranges, which read no array."""
-
-_BEHIND = r"(?:/?[^/#]*->[^/#]*)?(?:#\d+)?"
-"""Pattern for the end of a path after its module: an equation and a number."""
 
 
 def read(rule: Any, root: str) -> list[dict[str, Any]]:
@@ -58,10 +56,8 @@ def read(rule: Any, root: str) -> list[dict[str, Any]]:
         ValueError: if a field has no equivalent.
     """
     fields = {**_DEFAULTS, **_fields(rule)}
-    path = f"(?:{fields['module_path']}){_BEHIND}"
-    if root:
-        # The path of the root itself has no slash after it.
-        path = rf"{re.escape(root)}(?:/|(?![^#])){path}"
+    # The name of the class comes first in paths of Linen.
+    of_root = rf"(?={re.escape(root)}(?:/|$|#))" if root else ""
     if fields["weight_qtype"] is None:
         made: list[dict[str, Any]] = [{"cfg": None}]
     else:
@@ -70,9 +66,10 @@ def read(rule: Any, root: str) -> list[dict[str, Any]]:
             {"operands": "weight", "cfg": reader.of_weight()},
             {"operands": "activations", "cfg": reader.of_activations()},
         ]
+    module = None if fields["module_path"] == ".*" else fields["module_path"]
     return [
-        {"path": before + path, "op": op, "is_required": False, **one}
-        for before, op in _operations(fields["op_names"])
+        {"path": of_root + path, "module": module, "op": op, **one}
+        for path, op in _operations(fields["op_names"])
         for one in made
     ]
 
@@ -103,29 +100,26 @@ def _fields(rule: Any) -> dict[str, Any]:
     return given
 
 
-def _operations(names: Any) -> list[tuple[str, str | tuple[str, ...] | None]]:
-    """Returns pairs of a look-ahead for paths and a value of `Rule.op`."""
+def _operations(names: Any) -> list[tuple[str, Any]]:
+    """Returns pairs of `Rule.path` and `Rule.op`."""
     names = {names} if isinstance(names, str) else set(names)
-    if unknown := names - _OPS:
+    if unknown := names - _OPS - {*registry.names()}:
         raise _no_equivalent(
             "op_names",
             tuple(sorted(unknown)),
-            f"name some of {', '.join(sorted(_OPS))}; a kernel is a rule of its own "
-            "here (aqtlite.register_operation)",
+            f"name some of {', '.join(sorted(_OPS))}, or a kernel that is registered "
+            "before (aqtlite.register_operation)",
         )
     if not names:
-        return [("", None)]
+        return [(".*", None)]
     products = names & {"dot_general", "einsum"}
     others = tuple(sorted(names - products))
-    asked: list[tuple[str, str | tuple[str, ...] | None]] = []
-    if len(products) == 1:
-        # Both are dot_generals; the path of an einsum contains its equation.
-        asked.append((_IS_EINSUM if "einsum" in products else _IS_NONE, "dot_general"))
-    elif products:
-        others = ("dot_general", *others)
-    if others:
-        asked.append(("", others))
-    return asked
+    if len(products) == 2:
+        return [(".*", ("dot_general", *others))]
+    # Both are dot_generals; the path of an einsum contains its equation.
+    path = _IS_EINSUM if "einsum" in products else _IS_NONE
+    of_products = [(path, "dot_general")] if products else []
+    return [*of_products, *([(".*", others)] if others else [])]
 
 
 class _Reader:
