@@ -9,6 +9,7 @@ from aqtlite import config, errors
 from aqtlite.config import serialization
 from aqtlite.jaxpr import registry
 from aqtlite.program import patterns, rules_json, rules_qwix
+from aqtlite.program.qwix_tensors import MxScales
 
 ANY_PATH = ".*"
 """Regular expression of any path."""
@@ -200,7 +201,9 @@ def from_json(text: str) -> tuple[Rule, ...]:
     return rules_json.read(text, Rule, _arguments)
 
 
-def from_qwix(rules: Any, *, root: str = "") -> tuple[Rule, ...]:
+def from_qwix(
+    rules: Any, *, root: str = "", mx_scales: MxScales = "overflow_aware"
+) -> tuple[Rule, ...]:
     """Converts rules of Qwix to rules for the same contractions and integers.
 
     Each rule becomes two, one for weights and one for pairs of activations; or one that
@@ -223,18 +226,26 @@ def from_qwix(rules: Any, *, root: str = "") -> tuple[Rule, ...]:
             their fields; a sequence or a single one. Qwix itself is not imported.
         root: name of the class of the Linen model that they are for; with another one
             they match nothing. Empty for any model.
+        mx_scales: scales of mxfp8 and mxfp4. "overflow_aware": as Qwix has them since
+            August 2026 (`calibration.OverflowAware`). "ceil": as in the release 0.1.8
+            and before, which clip nothing.
 
     Raises:
         TypeError: if a rule is neither.
         ValueError: if a field has no equivalent; the message names the field and a
-            remedy.
+            remedy. If `mx_scales` is unknown.
     """
+    if mx_scales not in get_args(MxScales):
+        raise ValueError(
+            f"from_qwix: mx_scales must be one of {', '.join(get_args(MxScales))}, got "
+            f"{mx_scales!r}"
+        )
     is_one = isinstance(rules, Mapping | str) or not isinstance(rules, Iterable)
     several = [rules] if is_one else rules
     return tuple(
         Rule(**fields, group=f"rule {number} of Qwix")
         for number, one in enumerate(several)
-        for fields in rules_qwix.read(one, root)
+        for fields in rules_qwix.read(one, root, mx_scales)
     )
 
 

@@ -51,11 +51,11 @@ def _marking(base: type[nnx.Module], is_pytree: bool) -> type[nnx.Module]:
 
 def _method(base: type[nnx.Module], name: str) -> Any:
     """Returns a method that marks its equations."""
-    method = getattr(base, name)
 
-    @functools.wraps(method)
+    @functools.wraps(getattr(base, name), updated=())
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with module_scopes.entering(module_scopes.Module("", getattr(self, _PATH))):
-            return method(self, *args, **kwargs)
+            # Looked up again, for `nnx.capture` changes methods of classes.
+            return getattr(base, name)(self, *args, **kwargs)
 
     return run
