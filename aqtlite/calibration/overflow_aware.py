@@ -46,10 +46,11 @@ class OverflowAware(changed_range.ChangedRange):
     def changed(self, bound: jax.Array, grid: Numerics) -> jax.Array:
         # The scale of the largest power of two on the grid is itself one.
         top = 2.0 ** (math.frexp(grid.bound)[1] - 1)
-        scaled = bound * np.float32(2 * top / (grid.bound * _excess(grid)))
-        bits = lax.bitcast_convert_type(scaled, jnp.int32) + _HALF_OF_BFLOAT16
-        power = lax.bitcast_convert_type(bits & _EXPONENT, jnp.float32)
-        return jnp.clip(power, jnp.finfo(jnp.float32).tiny, np.float32(2.0**127))
+        half = bound * np.float32(top / (grid.bound * _excess(grid)))
+        bits = lax.bitcast_convert_type(half, jnp.int32) + _HALF_OF_BFLOAT16
+        power = 2 * lax.bitcast_convert_type(bits & _EXPONENT, jnp.float32)
+        limits = jnp.finfo(jnp.float32)
+        return jnp.clip(power, limits.tiny, limits.max)
 
 
 def _excess(grid: Numerics) -> float:

@@ -14,7 +14,6 @@ from jax.extend import core
 
 from aqtlite import config
 from aqtlite.contraction import differentiation
-from aqtlite.errors import RulesError
 from aqtlite.jaxpr import producers, sites
 from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.sites import NamedValue, Site
@@ -22,8 +21,8 @@ from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
     injected,
     matching,
-    overshadowed,
     plan_table,
+    unmatched,
     unsummed,
     visibility,
 )
@@ -131,7 +130,7 @@ def make(
     ]
     for index, rule in enumerate(rules):
         if rule.is_required:
-            _check_used(rules, index, planned, closed)
+            unmatched.check_used(rules, index, planned, closed, parameters, naming)
     return Plan(tuple(planned), tuple(rules), tuple(contents.named))
 
 
@@ -143,34 +142,6 @@ def _numbered(names: Sequence[str]) -> list[str]:
         numbered.append(f"{name}#{counts[name]}" if counts[name] else name)
         counts[name] += 1
     return numbered
-
-
-def _check_used(
-    rules: Sequence[Rule],
-    index: int,
-    planned: Sequence[PlannedContraction],
-    closed: core.ClosedJaxpr,
-) -> None:
-    """Checks that a required rule, or another one of its group, decides.
-
-    Raises:
-        RulesError: if not, as `make`.
-    """
-    rule, group = rules[index], rules[index].group
-    beside = [
-        i
-        for i, other in enumerate(rules)
-        if i == index or (group is not None and other.group == group)
-    ]
-    if any(one.rule in beside for one in planned):
-        return
-    met = [
-        one for one in planned if any(matching.fulfils(one, rules[i]) for i in beside)
-    ]
-    if not met:
-        raise RulesError(matching.nothing_fulfils(rule, index, planned, closed))
-    deciding = {one.rule for one in met if one.rule is not None}
-    overshadowed.check(rules, index, deciding, "any contraction")
 
 
 def _is_quantized_already(site: Site) -> bool:
@@ -302,6 +273,8 @@ def _obstacle(site: Site) -> str | None:
 def report(planned: Plan, *, strict: bool) -> None:
     """Logs contractions that a rule quantizes but that stay in float or unsmoothed.
 
+    And alternatives of rules that match nothing.
+
     Raises:
         ValueError: if a contraction with an injected config stays in float; with
             `strict`, if any float contraction does without a rule with ``cfg=None``;
@@ -330,6 +303,8 @@ def report(planned: Plan, *, strict: bool) -> None:
     for one in left:
         if one.rule is not None:
             _warn(planned, one, f"stays in float: {one.why_float}")
+    for text in unmatched.alternatives(planned.rules, planned.contractions):
+        _log_once(planned.rules, text)
     for one in planned.quantized():
         if one.why_not_smoothed is not None:
             _warn(planned, one, f"is not smoothed: {one.why_not_smoothed}")
@@ -346,6 +321,12 @@ def _warn(planned: Plan, one: PlannedContraction, text: str) -> None:
 def _warn_once(rules: Any, path: str, rhs_shape: tuple[int, ...], text: str) -> None:
     del rules, rhs_shape
     logging.warning("%r %s", path, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _log_once(rules: Any, text: str) -> None:
+    del rules
+    logging.warning("%s", text)
 
 
 def check_quantizes(planned: Plan) -> None:

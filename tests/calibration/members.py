@@ -9,11 +9,6 @@ def _symmetric(member):
     return config.Tensor(numerics=grid, calibration=member)
 
 
-def _po2(member):
-    grid = numerics.Float.from_dtype("float4_e2m1fn")
-    return config.Tensor(numerics=grid, calibration=member, po2_scale=True)
-
-
 def _affine(member):
     return config.Tensor(numerics=affine.AffineUint8(), calibration=member)
 
@@ -31,8 +26,6 @@ TENSORS = {
     "affine_mse_search": _affine(calibration.MseSearch((1.0, 0.9, 0.7))),
     "min_max": _affine(calibration.MinMax()),
     "clipped_min_max": _affine(calibration.MinMax(clipping_scale=0.7)),
-    "overflow_aware": _po2(calibration.OverflowAware()),
-    "rounded_scale": _symmetric(calibration.RoundedScale()),
     "constant": _symmetric(calibration.Constant(1.3)),
     "constant_range": _affine(calibration.ConstantRange(min=-0.7, max=1.3)),
 }
