@@ -113,34 +113,38 @@ def resolved(scope: str) -> Resolved:
     """Reads the marks of a name scope, as from `scopes.parse`."""
     names = scope.split("/") if scope else []
     before: list[str] = []
-    module: list[str] | None = None
-    inside: list[str] = []
+    root, module, inside, is_marked = "", list[str](), list[str](), False
     for name in names:
         found = _MARK.fullmatch(name)
         if found is None:
             inside.append(name)
             continue
-        mark = parse.unquote(found[1])
+        is_marked, mark = True, parse.unquote(found[1])
         if mark.startswith(_ROOT):
-            root = mark.removeprefix(_ROOT)
-            # The last scope is the one that Flax named after the call.
-            is_named = inside and inside[-1].partition(".")[0] == root
-            around = inside[:-1] if root and is_named else inside
-            before = [*before, *(module or ()), *around, *([root] if root else [])]
-            module = []
-        elif mark.startswith(_ABSOLUTE):
-            module = mark.removeprefix(_ABSOLUTE).split("/")
-        elif mark:
-            module = [*(module or ()), *mark.split("/")]
-        inside = []
+            before += [root, *module]
+            root, module = mark.removeprefix(_ROOT), []
+            before += _without_call(inside, root)
+            inside = []
+        elif not mark:
+            inside = _without_call(inside, (root, *module)[-1])
+        else:
+            is_absolute = mark.startswith(_ABSOLUTE)
+            steps = mark.removeprefix(_ABSOLUTE).split("/")
+            module, inside = steps if is_absolute else [*module, *steps], []
     written = [name for name in names if not _MARK.fullmatch(name)]
-    if module is None:
+    if not is_marked:
         of_module = [name for name in written if not _EQUATION.fullmatch(name)]
         return Resolved(scope, "/".join(of_module), "", scope, False)
     return Resolved(
-        "/".join(filter(None, [*before, *module, *inside])),
+        "/".join(filter(None, [*before, root, *module, *inside])),
         "/".join(filter(None, module)),
         "/".join(inside),
         "/".join(written),
         True,
     )
+
+
+def _without_call(scopes: list[str], name: str) -> list[str]:
+    """Takes off the scope that Flax names after a module and its method, if any."""
+    is_named = name and scopes and scopes[-1].partition(".")[0] == name
+    return scopes[:-1] if is_named else scopes

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from absl import logging
+
 from aqtlite import config, numerics
 from aqtlite.jaxpr import registry
 from aqtlite.program import qwix_tensors
@@ -203,16 +205,15 @@ class _Reader:
     def of_activations(self) -> config.DotGeneral | None:
         """Returns the config for two activations; None to keep them in float."""
         if self._lhs != self._rhs:
-            self._refuse(
-                *next((k, v) for k, v in self._given.items() if k[:3] in _SIDES),
-                "two activations are quantized alike here: give it for lhs and rhs, "
-                "or name them by a rule before",
+            logging.warning(
+                "from_qwix: additional_qt_config has other fields for rhs than for "
+                "lhs: two activations are both quantized as lhs"
             )
         if not self._lhs.is_quantized:
             return None
         return config.DotGeneral(
-            fwd=config.DotGeneralRaw(lhs=self._lhs, rhs=self._rhs),
-            dlhs=self._backward("dlhs", self._rhs),
+            fwd=config.DotGeneralRaw(lhs=self._lhs, rhs=self._lhs),
+            dlhs=self._backward("dlhs", self._lhs),
             drhs=self._backward("drhs", self._lhs),
         )
 
