@@ -15,7 +15,6 @@ from jax.extend import core
 from aqtlite import config
 from aqtlite.contraction import differentiation
 from aqtlite.contraction.contract import is_product
-from aqtlite.errors import RulesError
 from aqtlite.jaxpr import producers, sites
 from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.sites import NamedValue, Site
@@ -23,12 +22,12 @@ from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
     injected,
     matching,
-    overshadowed,
     plan_table,
+    unmatched,
     unsummed,
     visibility,
 )
-from aqtlite.program.naming import Naming, by_scope
+from aqtlite.program.naming import Name, Naming, by_scope
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
     Kind,
@@ -73,7 +72,7 @@ class Plan:
             fields = {
                 field.name: getattr(one, field.name)
                 for field in dataclasses.fields(one)
-                if field.name != "site"
+                if field.name not in ("site", "kept_under", "kept_as")
             }
             fields["lhs"], fields["rhs"] = map(dataclasses.asdict, (one.lhs, one.rhs))
             fields["cfg"] = json.loads(config.to_json(one.cfg))
@@ -117,26 +116,33 @@ def make(
 
     Raises:
         RulesError: if no contraction meets the conditions of a required rule, or if
-            such a rule names a path or an operation, and earlier rules decide about all
-            that it matches.
+            such a rule names a path, a module or an operation, and earlier rules decide
+            about all that it matches; and another rule of its group does no better.
     """
     contents = sites.find(closed, parameters)
     found = [site for site in contents.contractions if not _is_quantized_already(site)]
-    counts: collections.Counter[str] = collections.Counter()
-    planned, program = [], producers.Body(closed)
-    for site, module in zip(found, naming(found, parameters), strict=True):
-        number, counts[module] = counts[module], counts[module] + 1
-        planned.append(_planned(site, module, number, rules, parameters, program))
-    used = {one.rule for one in planned}
+    names = naming(found, parameters)
+    paths = _numbered([name.path for name in names])
+    kept = _numbered([name.kept_under for name in names])
+    program = producers.Body(closed)
+    planned = [
+        _planned(site, name._replace(path=path), kept_as, rules, parameters, program)
+        for site, name, path, kept_as in zip(found, names, paths, kept, strict=True)
+    ]
     for index, rule in enumerate(rules):
-        if not rule.is_required or index in used:
-            continue
-        met = [one for one in planned if matching.fulfils(one, rule)]
-        if not met:
-            raise RulesError(matching.nothing_fulfils(rule, index, planned, closed))
-        deciding = {one.rule for one in met if one.rule is not None}
-        overshadowed.check(rules, index, deciding, "any contraction")
+        if rule.is_required:
+            unmatched.check_used(rules, index, planned, closed, parameters, naming)
     return Plan(tuple(planned), tuple(rules), tuple(contents.named))
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Returns names with ``#`` and a number from the second one on."""
+    counts: collections.Counter[str] = collections.Counter()
+    numbered = []
+    for name in names:
+        numbered.append(f"{name}#{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return numbered
 
 
 def _is_quantized_already(site: Site) -> bool:
@@ -152,8 +158,8 @@ _FLOAT = config.unquantized()
 
 def _planned(
     site: Site,
-    module: str,
-    number: int,
+    name: Name,
+    kept_as: str,
     rules: Sequence[Rule],
     parameters: Mapping[int, str],
     program: producers.Body,
@@ -164,8 +170,10 @@ def _planned(
     )
     given = injected.config_of(site.scope.path)
     one = PlannedContraction(
-        path=f"{module}#{number}" if number else module,
-        module=module,
+        path=name.path,
+        module=name.module,
+        kept_under=name.kept_under,
+        kept_as=kept_as,
         op=site.operation,
         registered=site.registered,
         equation=equation_of(site.eqn),
@@ -270,6 +278,8 @@ def _obstacle(site: Site) -> str | None:
 def report(planned: Plan, *, strict: bool) -> None:
     """Logs contractions that a rule quantizes but that stay in float or unsmoothed.
 
+    And alternatives of rules that match nothing.
+
     Raises:
         ValueError: if a contraction with an injected config stays in float; with
             `strict`, if any float contraction does without a rule with ``cfg=None``;
@@ -298,6 +308,8 @@ def report(planned: Plan, *, strict: bool) -> None:
     for one in left:
         if one.rule is not None:
             _warn(planned, one, f"stays in float: {one.why_float}")
+    for text in unmatched.alternatives(planned.rules, planned.contractions):
+        _log_once(planned.rules, text)
     for one in planned.quantized():
         if one.why_not_smoothed is not None:
             _warn(planned, one, f"is not smoothed: {one.why_not_smoothed}")
@@ -314,6 +326,12 @@ def _warn(planned: Plan, one: PlannedContraction, text: str) -> None:
 def _warn_once(rules: Any, path: str, rhs_shape: tuple[int, ...], text: str) -> None:
     del rules, rhs_shape
     logging.warning("%r %s", path, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _log_once(rules: Any, text: str) -> None:
+    del rules
+    logging.warning("%s", text)
 
 
 def check_quantizes(planned: Plan) -> None:

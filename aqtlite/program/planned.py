@@ -46,7 +46,14 @@ class PlannedContraction:
     """Path that rules match, with ``#`` and a number from the second one on."""
 
     module: str
-    """Path without the number."""
+    """Path of the module of Flax that contracts, in its model; of other functions, the
+    name scopes but for the equations of einsums."""
+
+    kept_under: str
+    """Name under which its frozen weights are kept."""
+
+    kept_as: str
+    """Name under which its calibration states are kept; no other contraction has it."""
 
     op: str
     """Function of `jax.lax` that contracts."""

@@ -109,7 +109,7 @@ class QuantizedFunction:
         values = program.traced.values((args, kwargs))
         state: dict[str, Any] = {}
         for one, collection, entry in states_lib.init(program, values):
-            state.setdefault(collection, {})[one.path] = entry
+            state.setdefault(collection, {})[one.kept_as] = entry
         return state
 
     def run(
@@ -243,17 +243,18 @@ class QuantizedFunction:
             traced,
             planned,
             parameters={},
-            module_of=lambda one: tuple(filter(None, one.module.split("/"))),
+            module_of=lambda one: tuple(filter(None, one.kept_under.split("/"))),
             state=state,
             states_in=states_lib.states_of,
-            place_of=lambda one: (one.path,),
+            place_of=lambda one: (one.kept_as,),
         )
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
         """Traces a call."""
-        return tracing.trace(
-            lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
-        )
+        with flax_models.marking_modules():
+            return tracing.trace(
+                lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
+            )
 
 
 def quantize_function(

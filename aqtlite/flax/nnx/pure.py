@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jax.extend import core
 
-from aqtlite.flax.nnx import partitioning
+from aqtlite.flax.nnx import marked_modules, partitioning
 from aqtlite.flax.nnx.model import (
     ATTRIBUTE,
     QuantizedModel,
@@ -133,6 +133,7 @@ class PureCall:
         ]
         objects = nnx.merge(self._graphdef, nnx.from_flat_state(given + self._rest))
         make_float(objects[0])
+        marked_modules.mark(objects[0])
         before = nnx.graphdef(objects, graph=True)
         args, kwargs = jax.tree.map(
             lambda x: objects[x.index] if isinstance(x, _Object) else x,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 import jax
 from flax import nnx
 
+from aqtlite.flax.nnx import methods
 from aqtlite.flax.nnx.model import (
     ATTRIBUTE,
     KINDS,
@@ -48,12 +49,11 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
     statistics, rngs, caches). A call traces the model: call it inside `nnx.jit`.
     Submodules are those of the float model, and compute in float if called directly.
 
-    NNX adds no name scopes. The path of a contraction, for rules, is that of the module
-    with the parameter of its weight (``layers/0/attention/query``), followed by any
-    name scopes. For a contraction of activations it is the innermost module that
-    contains the nearest weights contracted before and after it, such as
-    ``layers/0/attention`` for attention scores. Functions of `aqtlite.flax.nnx` that
-    are injected into layers keep their configs.
+    The path of a contraction, for rules, is that of the module with the parameter of
+    its weight (``layers/0/attention/query``), or, for a contraction of activations, of
+    the module whose method contracts, itself or by a function that it calls
+    (``layers/0/attention``); followed by the name scopes inside of the module.
+    Functions of `aqtlite.flax.nnx` that are injected into layers keep their configs.
 
     Rules and states are in the attribute ``aqt``. Calls gather the statistics of
     calibrations while ``model.aqt.use_running_average`` is False; ``model.train()`` and
@@ -337,7 +337,7 @@ def _subclass(base: type[nnx.Module], is_pytree: bool) -> type[nnx.Module]:
     """Returns the one subclass for quantized models of a class."""
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace.update({name: _method(base, name) for name in _names(base)})
+        namespace.update({name: _method(base, name) for name in methods.names_of(base)})
         namespace["_float_class"] = base
         namespace["__reduce__"] = lambda self: (_empty, (base, is_pytree), vars(self))
         for name in ("__module__", "__qualname__", "__doc__"):
@@ -354,28 +354,6 @@ def _empty(base: type[nnx.Module], is_pytree: bool) -> nnx.Module:
     """Returns a quantized model without attributes, for pickle."""
     cls = _subclass(base, is_pytree)
     return cls.__new__(cls)
-
-
-def _names(base: type[nnx.Module]) -> list[str]:
-    """Returns the names of the methods of a class to quantize."""
-    public = [name for name in dir(base) if not name.startswith("_")]
-    # `set_view` is how nnx.view sets attributes.
-    own = [n for n in public if not hasattr(nnx.Module, n) and n != "set_view"]
-    return [name for name in (*own, _CALL) if _is_method(_attribute(base, name))]
-
-
-def _attribute(cls: type, name: str) -> Any:
-    """Returns an attribute of a class without binding it, ignoring the metaclass."""
-    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
-
-
-def _is_method(x: Any) -> bool:
-    if isinstance(x, staticmethod | classmethod | type):
-        return False
-    # nnx.jit and others make callable objects that bind as functions do.
-    return isinstance(x, functools.partialmethod) or (
-        callable(x) and hasattr(type(x), "__get__")
-    )
 
 
 def _method(base: type[nnx.Module], name: str) -> Any:
