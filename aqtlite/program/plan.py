@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ from jax.extend import core
 from aqtlite import config
 from aqtlite.contraction import differentiation
 from aqtlite.errors import RulesError
-from aqtlite.jaxpr import producers, sites
-from aqtlite.jaxpr.origins import Loop, Origin
+from aqtlite.jaxpr import producers, registry, sites, user_rules
 from aqtlite.jaxpr.sites import NamedValue, Site
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
+    in_rules,
     injected,
     matching,
     overshadowed,
@@ -30,12 +30,11 @@ from aqtlite.program import (
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
-    Kind,
     PlannedContraction,
-    PlannedOperand,
     equation_of,
     why_not_quantized,
 )
+from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule
 
 
@@ -72,8 +71,9 @@ class Plan:
             fields = {
                 field.name: getattr(one, field.name)
                 for field in dataclasses.fields(one)
-                if field.name != "site"
+                if field.name not in {"site", "gradients", "again"}
             }
+            fields["gradients_in"] = plan_table.gradients_in(one)
             fields["lhs"], fields["rhs"] = map(dataclasses.asdict, (one.lhs, one.rhs))
             fields["cfg"] = json.loads(config.to_json(one.cfg))
             rows.append(fields)
@@ -119,13 +119,20 @@ def make(
             such a rule names a path or an operation, and earlier rules decide about all
             that it matches.
     """
-    contents = sites.find(closed, parameters)
-    found = [site for site in contents.contractions if not _is_quantized_already(site)]
+    names = {*registry.OF_PRIMITIVES, *user_rules.CALLS}
+    contents = sites.find(closed, parameters, names)
+    calls = [x for x in contents.contractions if _is_call(x)]
+    found = [
+        site
+        for site in contents.contractions
+        if not _is_call(site) and not _is_quantized_already(site)
+    ]
     counts: collections.Counter[str] = collections.Counter()
     planned, program = [], producers.Body(closed)
     for site, module in zip(found, naming(found, parameters), strict=True):
         number, counts[module] = counts[module], counts[module] + 1
         planned.append(_planned(site, module, number, rules, parameters, program))
+    planned = in_rules.added(planned, calls, rules, parameters)
     used = {one.rule for one in planned}
     for index, rule in enumerate(rules):
         if not rule.is_required or index in used:
@@ -136,6 +143,11 @@ def make(
         deciding = {one.rule for one in met if one.rule is not None}
         overshadowed.check(rules, index, deciding, "any contraction")
     return Plan(tuple(planned), tuple(rules), tuple(contents.named))
+
+
+def _is_call(site: Site) -> bool:
+    """Whether a site is a call of a function with rules for its gradient."""
+    return site.eqn.primitive.name in user_rules.CALLS
 
 
 def _is_quantized_already(site: Site) -> bool:
@@ -158,7 +170,7 @@ def _planned(
     program: producers.Body,
 ) -> PlannedContraction:
     lhs, rhs = (
-        PlannedOperand(atom.aval.shape, atom.aval.dtype.name, _kind(origin, parameters))
+        PlannedOperand.of(atom.aval, origin, parameters)
         for atom, origin in zip(site.eqn.invars[:2], site.operands, strict=True)
     )
     given = injected.config_of(site.scope.path)
@@ -225,17 +237,6 @@ def _for_operands(one: PlannedContraction, cfg: config.DotGeneral) -> config.Dot
     return cfg
 
 
-def _kind(origin: Origin, parameters: Collection[int]) -> Kind:
-    needed = origin.needed
-    if not needed:
-        return "constant"
-    is_steady = not any(isinstance(one, Loop) and one.is_carried for one in needed)
-    inputs = {one for one in needed if not isinstance(one, Loop)}
-    return (
-        "weight" if inputs and is_steady and inputs <= set(parameters) else "activation"
-    )
-
-
 def _why_float(
     one: PlannedContraction,
     cfg: config.DotGeneral | None,
@@ -283,10 +284,16 @@ def report(planned: Plan, *, strict: bool) -> None:
         and not one.is_left_alone
         and (one.rule is None or planned.rules[one.rule].cfg is not None)
     ]
-    if strict and left:
-        lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
+    lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
+    lines += [
+        f"  {one.path or NO_SCOPE}: its gradient is that of a {why}"
+        for one in planned.quantized()
+        if (why := one.why_gradients_float) is not None
+        and (one.cfg.dlhs.lhs.is_quantized or one.cfg.drhs.lhs.is_quantized)
+    ]
+    if strict and lines:
         raise ValueError(
-            f"strict=True, and {len(left)} contractions stay in float:\n"
+            f"strict=True, and {len(lines)} contractions stay in float:\n"
             + "\n".join(lines)
             + "\nName those that are to stay so with Rule(path=..., cfg=None)"
         )

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import string
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +16,10 @@ from aqtlite.contraction import ragged_dot
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
+from aqtlite.program.planned_operand import PlannedOperand
+from aqtlite.program.recognized import Again, Gradient
 from aqtlite.quantization import granularity, rotation, sparsity
 from aqtlite.quantization.statistics import States
-from aqtlite.shapes.sharding import describe
-
-Kind = Literal["weight", "activation", "constant"]
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedOperand:
-    """An operand of a contraction."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    kind: Kind
-    """"weight": depends only on parameters. "constant": depends on no input.
-    "activation": any other."""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {describe(self)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +64,23 @@ class PlannedContraction:
     """Whether the config comes from an injected function, before any rules."""
 
     site: Site = dataclasses.field(repr=False, compare=False)
+
+    rule_of_gradient: str | None = dataclasses.field(default=None, kw_only=True)
+    """What gives its gradients in place of its config: "jax.custom_vjp" or
+    "jax.custom_jvp" of the function around it. None: nothing does."""
+
+    why_gradients_float: str | None = dataclasses.field(default=None, kw_only=True)
+    """Reason why the gradients that this rule gives stay in float, if any."""
+
+    gradients: tuple[Gradient, ...] = dataclasses.field(
+        default=(), kw_only=True, repr=False, compare=False
+    )
+    """Contractions in that rule that are recognized as its gradients."""
+
+    again: tuple[Again, ...] = dataclasses.field(
+        default=(), kw_only=True, repr=False, compare=False
+    )
+    """Contractions in that rule that are recognized as this one, computed again."""
 
     contracted_in: str | None = None
     """Platform and dtypes of its products there, as ``"cuda: int8 x int8"``, with those
