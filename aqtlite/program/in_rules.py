@@ -43,7 +43,7 @@ def added(
     by_location = {one.site.location: one for one in planned}
     counts: collections.Counter[str] = collections.Counter()
     others = []
-    for call in filter(_keeps_rules, calls):
+    for call in filter(keeps_rules, calls):
         start = call.location
         inside = [at for at in by_location if at[: len(start)] == start]
         made_by = user_rules.CALLS[call.eqn.primitive.name]
@@ -66,7 +66,7 @@ def added(
         module = by_location[inside[0]].module if inside else scope
         module = "/".join(filter(None, (module, STEP)))
         for site in (*within.forward, *within.backward):
-            if _is_quantized_already(site):
+            if is_quantized_already(site):
                 continue
             found = recognized(site, within)
             where = () if found is None else within.function[found.number].location
@@ -80,17 +80,18 @@ def added(
     return [*by_location.values(), *others]
 
 
-def _keeps_rules(call: Site) -> bool:
+def keeps_rules(call: Site) -> bool:
     """Whether the rules of a call are what gives its gradient."""
     return (
-        not _is_quantized_already(call)
+        not is_quantized_already(call)
         and not call.scope.is_of_gradient
         and not {"while", *user_rules.CALLS}.intersection(call.around)
         and registry.name_of(call.eqn) is None
     )
 
 
-def _is_quantized_already(site: Site) -> bool:
+def is_quantized_already(site: Site) -> bool:
+    """Whether an equation is part of a quantized contraction."""
     return differentiation.SCOPE in site.scope.path.split("/")
 
 

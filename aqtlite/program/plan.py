@@ -3,19 +3,21 @@
 import collections
 import dataclasses
 import functools
+import html
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import rich.console
+import rich.text
 from absl import logging
 from jax.extend import core
 
 from aqtlite import config
 from aqtlite.contraction import differentiation
 from aqtlite.errors import RulesError
-from aqtlite.jaxpr import producers, registry, sites, user_rules
+from aqtlite.jaxpr import opaque, producers, registry, sites, user_rules
 from aqtlite.jaxpr.sites import NamedValue, Site
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
@@ -27,6 +29,7 @@ from aqtlite.program import (
     unsummed,
     visibility,
 )
+from aqtlite.program import unseen as unseen_lib
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
@@ -36,6 +39,7 @@ from aqtlite.program.planned import (
 )
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule
+from aqtlite.program.unseen import Unseen
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -46,6 +50,9 @@ class Plan:
     rules: tuple[Rule, ...]
     named: tuple[NamedValue, ...] = dataclasses.field(compare=False)
     """The named values of the program."""
+
+    unseen: tuple[Unseen, ...] = ()
+    """Operations that may multiply floats, and that rules do not enter."""
 
     def quantized(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that are quantized."""
@@ -84,10 +91,15 @@ class Plan:
     ) -> rich.console.RenderResult:
         rows = plan_table.rows_of(self.contractions)
         yield plan_table.layout(self.summary(), rows, options.max_width)
+        if self.unseen:
+            yield rich.text.Text("\n".join(["Not entered:", *map(str, self.unseen)]))
 
     def _repr_html_(self) -> str:
         rows = plan_table.rows_of(self.contractions)
-        return plan_table.as_html(self.summary(), rows)
+        others = "".join(
+            f"<p>Not entered: {html.escape(str(x))}</p>" for x in self.unseen
+        )
+        return plan_table.as_html(self.summary(), rows) + others
 
     def summary(self) -> str:
         """Returns the number of contractions, quantized and in float, as text."""
@@ -119,21 +131,22 @@ def make(
             such a rule names a path or an operation, and earlier rules decide about all
             that it matches.
     """
-    names = {*registry.OF_PRIMITIVES, *user_rules.CALLS}
-    contents = sites.find(closed, parameters, names)
-    calls = [x for x in contents.contractions if _is_call(x)]
-    found = [
-        site
-        for site in contents.contractions
-        if not _is_call(site) and not _is_quantized_already(site)
-    ]
+    kinds = registry.OF_PRIMITIVES, user_rules.CALLS, opaque.names_in(closed)
+    contents = sites.find(closed, parameters, set().union(*kinds))
+    found, calls, others = (
+        [x for x in contents.contractions if x.eqn.primitive.name in names]
+        for names in kinds
+    )
+    found = [site for site in found if not _is_quantized_already(site)]
     counts: collections.Counter[str] = collections.Counter()
     planned, program = [], producers.Body(closed)
     for site, module in zip(found, naming(found, parameters), strict=True):
         number, counts[module] = counts[module], counts[module] + 1
         planned.append(_planned(site, module, number, rules, parameters, program))
     planned = in_rules.added(planned, calls, rules, parameters)
+    unseen = unseen_lib.found(others, calls, rules)
     used = {one.rule for one in planned}
+    used |= {one.rule for one in unseen if one.is_left(rules)}
     for index, rule in enumerate(rules):
         if not rule.is_required or index in used:
             continue
@@ -142,12 +155,7 @@ def make(
             raise RulesError(matching.nothing_fulfils(rule, index, planned, closed))
         deciding = {one.rule for one in met if one.rule is not None}
         overshadowed.check(rules, index, deciding, "any contraction")
-    return Plan(tuple(planned), tuple(rules), tuple(contents.named))
-
-
-def _is_call(site: Site) -> bool:
-    """Whether a site is a call of a function with rules for its gradient."""
-    return site.eqn.primitive.name in user_rules.CALLS
+    return Plan(tuple(planned), tuple(rules), tuple(contents.named), unseen)
 
 
 def _is_quantized_already(site: Site) -> bool:
@@ -291,12 +299,18 @@ def report(planned: Plan, *, strict: bool) -> None:
         if (why := one.why_gradients_float) is not None
         and (one.cfg.dlhs.lhs.is_quantized or one.cfg.drhs.lhs.is_quantized)
     ]
+    unseen = [one for one in planned.unseen if not one.is_left(planned.rules)]
+    lines += map(str, unseen)
     if strict and lines:
         raise ValueError(
             f"strict=True, and {len(lines)} contractions stay in float:\n"
             + "\n".join(lines)
             + "\nName those that are to stay so with Rule(path=..., cfg=None)"
         )
+    for other in unseen:
+        if other.rule is not None:
+            text = f"({other.op}) stays in float: {other.why_float}"
+            _warn_once(planned.rules, other.path, (), text)
     for one in left:
         if one.rule is not None:
             _warn(planned, one, f"stays in float: {one.why_float}")
