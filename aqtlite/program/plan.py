@@ -14,11 +14,12 @@ import rich.text
 from absl import logging
 from jax.extend import core
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.contraction import differentiation
 from aqtlite.errors import RulesError
 from aqtlite.jaxpr import opaque, producers, registry, sites, user_rules
 from aqtlite.jaxpr.sites import NamedValue, Site
+from aqtlite.operations import SIDES
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
     in_rules,
@@ -33,6 +34,7 @@ from aqtlite.program import unseen as unseen_lib
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
+    EMPTY,
     PlannedContraction,
     equation_of,
     why_not_quantized,
@@ -40,6 +42,7 @@ from aqtlite.program.planned import (
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule
 from aqtlite.program.unseen import Unseen
+from aqtlite.quantization import granularity
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -238,10 +241,8 @@ def _for_operands(one: PlannedContraction, cfg: config.DotGeneral) -> config.Dot
         return config.update(cfg, {"fwd.rhs.rounding": None, "fwd.rhs.sparsity": None})
     if rhs.rounding is not None and one.op != "ragged_dot":
         avals = [atom.aval for atom in one.site.eqn.invars]
-        try:
+        with errors.naming(one.path):
             Matrices.of(one.operation(avals), one.in_order(avals)[1].shape)
-        except ValueError as error:
-            raise ValueError(f"the contraction {one.path!r}: {error}") from error
     return cfg
 
 
@@ -254,6 +255,8 @@ def _why_float(
     why = why_not_quantized(one.site.eqn)
     if why is not None:
         return why
+    if any(0 in x.shape for x in (one.lhs, one.rhs) if x.kind != "activation"):
+        return EMPTY
     if rule is not None and (cfg is None or not cfg.is_quantized):
         return f"rule {rule} leaves it so"
     why = unsummed.why(one, program)
@@ -277,7 +280,8 @@ def report(planned: Plan, *, strict: bool) -> None:
     Raises:
         ValueError: if a contraction with an injected config stays in float; with
             `strict`, if any float contraction does without a rule with ``cfg=None``;
-            if the size of a rotation does not divide the channels.
+            if the size of a rotation does not divide the channels, or blocks do not
+            divide an operand.
     """
     for one in planned.left_float():
         if one.is_injected:
@@ -315,10 +319,21 @@ def report(planned: Plan, *, strict: bool) -> None:
         if one.rule is not None:
             _warn(planned, one, f"stays in float: {one.why_float}")
     for one in planned.quantized():
+        _check_blocks(one)
         if one.why_not_smoothed is not None:
             _warn(planned, one, f"is not smoothed: {one.why_not_smoothed}")
         if one.mixed_channels == 1:
             _warn(planned, one, f"is not rotated: {plan_table.NO_MATRIX}")
+
+
+def _check_blocks(one: PlannedContraction) -> None:
+    """Raises ValueError if blocks of the forward contraction divide no operand."""
+    operation, *shapes = one.types()
+    for side, x in zip(SIDES, shapes, strict=True):
+        tensor: config.Tensor = getattr(one.cfg.fwd, side)
+        if tensor.blocks is not None and not tensor.blocks.pad and 0 not in x.shape:
+            with errors.naming(one.path):
+                granularity.layout(tensor, x.shape, operation.axes(side), f"fwd.{side}")
 
 
 def _warn(planned: Plan, one: PlannedContraction, text: str) -> None:

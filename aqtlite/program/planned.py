@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, operations
+from aqtlite import config, errors, operations
 from aqtlite.config import DotGeneral, arithmetic, of_activations
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import ragged_dot
@@ -180,10 +180,8 @@ class PlannedContraction:
         if how is None:
             return None
         operation, lhs, rhs = self.types()
-        try:
+        with errors.naming(self.path):
             return rotation.order_of(how, operation, lhs.shape, rhs.shape, "fwd")
-        except ValueError as error:
-            raise ValueError(f"the contraction {self.path!r}: {error}") from error
 
     def shared_by(self, side: Side) -> str | None:
         """Returns what shares a scale of an activation that its result keeps apart.
@@ -253,7 +251,9 @@ class PlannedContraction:
             states=states,
             order=self._order(lhs.ndim),
         )
-        out = cast(jax.Array, contraction.contract(cfg, operation, lhs, rhs, options))
+        with errors.naming(self.path):
+            found = contraction.contract(cfg, operation, lhs, rhs, options)
+        out = cast(jax.Array, found)
         if self.is_pointwise:
             out = out.reshape(eqn.outvars[0].aval.shape)
         return [out]  # Rules quantize no results.
@@ -325,6 +325,9 @@ _GEOMETRY = (
 )
 
 
+EMPTY = "an operand is empty"
+
+
 def why_not_quantized(eqn: Any) -> str | None:
     """Returns why an equation cannot be quantized, or None if it can.
 
@@ -335,8 +338,8 @@ def why_not_quantized(eqn: Any) -> str | None:
     for aval in (lhs, rhs):
         if not jnp.issubdtype(aval.dtype, jnp.floating):
             return f"it contracts {aval.dtype.name}, and only floats are quantized"
-    if 0 in (*lhs.shape, *rhs.shape):
-        return "an operand is empty"
+    if 0 in lhs.shape and 0 in rhs.shape:
+        return EMPTY
     if eqn.primitive.name == "ragged_dot_general":
         dims = eqn.params["ragged_dot_dimension_numbers"]
         found = (

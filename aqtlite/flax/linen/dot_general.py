@@ -150,7 +150,10 @@ class Injected:
         run = functools.partial(contract, cfg, operation, options=options)
         if any(isinstance(x, lookup.Either) for x in operands):
             run = functools.partial(lookup.contract, run)
-        with mark:
+        naming: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if scope is not None:
+            naming = errors.naming(path_of(scope))
+        with mark, naming:
             result: Any = run(*operands)
         # Outside of the branches of `lookup.contract`, so that it happens once.
         out_name = self.name or out_name or operation.name
