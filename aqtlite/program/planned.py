@@ -251,9 +251,7 @@ class PlannedContraction:
             states=states,
             order=self._order(lhs.ndim),
         )
-        with errors.naming(self.path):
-            found = contraction.contract(cfg, operation, lhs, rhs, options)
-        out = cast(jax.Array, found)
+        out = cast(jax.Array, contraction.contract(cfg, operation, lhs, rhs, options))
         if self.is_pointwise:
             out = out.reshape(eqn.outvars[0].aval.shape)
         return [out]  # Rules quantize no results.
