@@ -7,6 +7,7 @@ an equation in them they are bodies of the call, after the function itself.
 """
 
 import dataclasses
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -18,7 +19,7 @@ import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import equations, mapped
+from aqtlite.jaxpr import equations, mapped, registry
 
 FUNCTION, FORWARD, BACKWARD = range(3)
 """Numbers of the function and of its rules among the bodies of a call."""
@@ -53,16 +54,24 @@ class UserRules:
     num_outputs: int
 
 
+_FOLDER = os.path.join(os.path.dirname(jax.__file__), "")
+
 _known: "weakref.WeakKeyDictionary[Any, UserRules | None]" = weakref.WeakKeyDictionary()
 
 
 def of(eqn: Any) -> UserRules | None:
-    """Returns the rules of a call; None if they raise an error.
+    """Returns the rules of a call.
 
     Args:
         eqn: equation of one of the primitives of `CALLS`.
+
+    Returns:
+        The rules; None if they raise an error, or if the function is one of JAX that
+        contracts nothing, such as an activation.
     """
     (body,) = equations.bodies(eqn)
+    if _is_of_jax(body) and not _contracts(body):
+        return None
     # Calls of a function in `jax.jit`, such as an activation, share one body.
     if body.jaxpr not in _known:
         try:
@@ -70,6 +79,17 @@ def of(eqn: Any) -> UserRules | None:
         except _ERRORS:
             _known[body.jaxpr] = None
     return _known[body.jaxpr]
+
+
+def _is_of_jax(body: core.ClosedJaxpr) -> bool:
+    """Whether the source of a function is in JAX's folder."""
+    _, _, place = str(body.jaxpr.debug_info.func_src_info).rpartition(" at ")
+    return place.startswith(_FOLDER)
+
+
+def _contracts(body: core.ClosedJaxpr) -> bool:
+    names = (eqn.primitive.name for eqn in equations.with_bodies(body))
+    return not registry.OF_PRIMITIVES.keys().isdisjoint(names)
 
 
 def _traced(eqn: Any, body: core.ClosedJaxpr) -> UserRules:
