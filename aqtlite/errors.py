@@ -1,7 +1,8 @@
 """Warnings, errors of the command line, and wrong arguments in messages."""
 
+import contextlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -21,6 +22,15 @@ class CostWarning(UserWarning):
     Issued when a gradient is traced, once per config path with such a calibration.
     ``warnings.simplefilter("ignore", CostWarning)`` silences it.
     """
+
+
+@contextlib.contextmanager
+def naming(contraction: str) -> Iterator[None]:
+    """Begins the message of a ValueError with the path of a contraction."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"the contraction {contraction!r}: {error}") from error
 
 
 def brief(x: Any) -> str:

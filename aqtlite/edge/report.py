@@ -44,15 +44,20 @@ class Tensor:
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FileOperator:
-    """An operator of a file."""
+    """An operator of a file; prints as its name, with the types of its tensors."""
 
     name: str
     """Name of the operator in LiteRT or ONNX, such as "CONV_2D"."""
 
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor, ...]
+
+    def __repr__(self) -> str:
+        types = ", ".join(describe(one) for one in self.inputs if one is not None)
+        outputs = ", ".join(f"{one.name!r} {describe(one)}" for one in self.outputs)
+        return f"{self.name}({types}) -> {outputs}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,12 +4,12 @@ import dataclasses
 import math
 import string
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, operations
+from aqtlite import config, errors, operations
 from aqtlite.config import DotGeneral, arithmetic, of_activations
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import ragged_dot
@@ -17,25 +17,10 @@ from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
+from aqtlite.program.planned_operand import PlannedOperand
+from aqtlite.program.recognized import Again, Gradient
 from aqtlite.quantization import granularity, rotation, sparsity
 from aqtlite.quantization.statistics import States
-from aqtlite.shapes.sharding import describe
-
-Kind = Literal["weight", "activation", "constant"]
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedOperand:
-    """An operand of a contraction."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    kind: Kind
-    """"weight": depends only on parameters. "constant": depends on no input.
-    "activation": any other."""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {describe(self)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +72,23 @@ class PlannedContraction:
     """Whether the config comes from an injected function, before any rules."""
 
     site: Site = dataclasses.field(repr=False, compare=False)
+
+    rule_of_gradient: str | None = dataclasses.field(default=None, kw_only=True)
+    """What gives its gradients in place of its config: "jax.custom_vjp" or
+    "jax.custom_jvp" of the function around it. None: nothing does."""
+
+    why_gradients_float: str | None = dataclasses.field(default=None, kw_only=True)
+    """Reason why the gradients that this rule gives stay in float, if any."""
+
+    gradients: tuple[Gradient, ...] = dataclasses.field(
+        default=(), kw_only=True, repr=False, compare=False
+    )
+    """Contractions in that rule that are recognized as its gradients."""
+
+    again: tuple[Again, ...] = dataclasses.field(
+        default=(), kw_only=True, repr=False, compare=False
+    )
+    """Contractions in that rule that are recognized as this one, computed again."""
 
     contracted_in: str | None = None
     """Platform and dtypes of its products there, as ``"cuda: int8 x int8"``, with those
@@ -192,10 +194,8 @@ class PlannedContraction:
         if how is None:
             return None
         operation, lhs, rhs = self.types()
-        try:
+        with errors.naming(self.path):
             return rotation.order_of(how, operation, lhs.shape, rhs.shape, "fwd")
-        except ValueError as error:
-            raise ValueError(f"the contraction {self.path!r}: {error}") from error
 
     def shared_by(self, side: Side) -> str | None:
         """Returns what shares a scale of an activation that its result keeps apart.
@@ -337,6 +337,9 @@ _GEOMETRY = (
 )
 
 
+EMPTY = "an operand is empty"
+
+
 def why_not_quantized(eqn: Any) -> str | None:
     """Returns why an equation cannot be quantized, or None if it can.
 
@@ -347,8 +350,8 @@ def why_not_quantized(eqn: Any) -> str | None:
     for aval in (lhs, rhs):
         if not jnp.issubdtype(aval.dtype, jnp.floating):
             return f"it contracts {aval.dtype.name}, and only floats are quantized"
-    if 0 in (*lhs.shape, *rhs.shape):
-        return "an operand is empty"
+    if 0 in lhs.shape and 0 in rhs.shape:
+        return EMPTY
     if eqn.primitive.name == "ragged_dot_general":
         dims = eqn.params["ragged_dot_dimension_numbers"]
         found = (

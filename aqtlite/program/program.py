@@ -15,8 +15,8 @@ from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.operations import SIDES, Side
 from aqtlite.program import plan as planning
+from aqtlite.program import rule_gradients, unsummed
 from aqtlite.program import steps as steps_lib
-from aqtlite.program import unsummed
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.serving import statistics_uses
@@ -90,10 +90,11 @@ class Program:
             ValueError: if the rules quantize nothing, as in `plan.check_quantizes`.
         """
         planning.check_quantizes(self.plan)
-        replacements = {
-            one.site.location: how(one, self.states_of(one))
-            for one in self.plan.quantized()
-        }
+        replacements = {}
+        for one in self.plan.quantized():
+            made = how(one, self.states_of(one))
+            replacements[one.site.location] = made
+            replacements.update(rule_gradients.replacements(one, made))
         return rewriting.evaluate(self.traced.jaxpr, values, replacements)
 
     def discovery(self, buffers: Collection[int] = ()) -> Discovery:

@@ -275,7 +275,12 @@ def update_states(
         rhs: right operand, like `lhs`.
         contraction: as in `init_states`.
         name: name of the contraction, for messages.
+
+    Returns:
+        The states; as they were where an operand is empty.
     """
+    if 0 in lhs.shape or 0 in rhs.shape:
+        return states
     operation = _operation(contraction, lhs, rhs)
     lhs_axes, rhs_axes = map(operation.axes, SIDES)
     of_lhs, of_rhs = _masks(cfg, lhs, rhs, name)

@@ -553,7 +553,7 @@ def test_errors():
     with pytest.raises(ValueError, match="nothing to freeze: the rules"):
         convert_function(quantize_function(lambda w, x: x @ w, [], params=0), W, X)
     with pytest.raises(ValueError, match="nothing to freeze(.|\n)*an operand is empty"):
-        convert_function(quantized, W, X[:0])
+        convert_function(quantized, W[:0], X[:, :0])
     closed_over = quantize_function(lambda _, x: x @ W, INT8, params=0)
     with pytest.raises(ValueError, match="nothing to freeze: none of the 1 contr.*clo"):
         convert_function(closed_over, {}, X)

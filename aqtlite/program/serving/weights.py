@@ -73,6 +73,9 @@ def chosen(
         by_key.setdefault(one.key, []).append(one)
     refusals = {key: _refusal(found) for key, found in by_key.items()}
     chosen = {key for key, refusal in refusals.items() if refusal is None}
+    for key in _made_of_weights(by_key, chosen):
+        chosen.discard(key)
+        refusals[key] = Refusal("a quantized contraction of weights makes it")
     for key in sorted(chosen):
         is_required = all(one.is_required for one in by_key[key])
         if key.side == "lhs" and key._replace(side="rhs") in chosen and not is_required:
@@ -80,6 +83,31 @@ def chosen(
             chosen.discard(key)
             refusals[key] = Refusal("the rhs is a weight, too", is_expected=True)
     return frozenset(chosen), {k: r for k, r in refusals.items() if r is not None}
+
+
+def _made_of_weights(
+    by_key: Mapping[OperandKey, list[FoundOperand]], chosen: Collection[OperandKey]
+) -> set[OperandKey]:
+    """Returns weights that may be the result of an injected contraction of weights.
+
+    Serving knows what is made of parameters by evaluating it with placeholders, which
+    contractions are not.
+    """
+    found = set()
+    for lhs in chosen:
+        rhs = lhs._replace(side="rhs")
+        if lhs.side == "rhs" or rhs not in chosen:
+            continue
+        pair = [*by_key[lhs], *by_key[rhs]]
+        made_of = {parameter for one in pair for parameter in one.parameters}
+        found |= {
+            key
+            for key in chosen
+            if key not in (lhs, rhs)
+            and any(made_of <= {*one.parameters} for one in by_key[key])
+            and all(one.is_injected for one in (*pair, *by_key[key]))
+        }
+    return found
 
 
 def _refusal(found: list[FoundOperand]) -> Refusal | None:
