@@ -8,7 +8,7 @@ the range of normal numbers.
 The factor of lhs, ``1 / s``, is computed here, keepdims with size 1 along the remaining
 axes of lhs. A channel of zeros (or of subnormal numbers) in either operand has
 ``s = 1``. So has a channel with a NaN or an infinity, which then propagates as it would
-without smoothing; but statistics that are not finite make ``s`` NaN.
+without smoothing, and enters no statistics.
 
 Scales from statistics are stored with them, in `SmoothingStatistics`.
 """
