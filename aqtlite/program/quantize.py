@@ -189,14 +189,15 @@ class QuantizedFunction:
 
         Raises:
             TypeError: if `state` is not a state, or a mask is not of bool.
-            ValueError: if a mask does not fit, as for `aqtlite.flax.calibrate`.
+            ValueError: if a mask does not fit, as for `aqtlite.flax.calibrate`, or if
+                outside of `jax.jit` no token counts in an array.
         """
 
         def update(state: State, kwargs: Any, args: Any) -> dict[str, Any]:
             return self.gather(state, *args, **kwargs)
 
         masks = masks_lib.of_leaves(mask, args)
-        after: dict[str, Any] = masking.evaluate(update, (state, kwargs, args), masks)
+        after: dict[str, Any] = masking.of_one(update, (state, kwargs, args), masks)
         return after
 
     def evaluate(

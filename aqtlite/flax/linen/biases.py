@@ -39,7 +39,7 @@ def correct_biases(
         variables: variables of training.
         serving: what `convert` made of them.
         batches: inputs, each a tuple of positional arguments or a single argument; all
-            count alike.
+            of their elements count alike: there is no mask=.
         **kwargs: other arguments of `apply`, such as ``train=False``. They are
             constants of the compiled program.
 

@@ -45,7 +45,7 @@ def correct_biases(
         model: the quantized model with its float parameters.
         serving: what `convert` made of it.
         batches: the inputs, each a tuple of positional arguments or a single argument;
-            all count alike.
+            all of their elements count alike: there is no mask=.
         method: name of the method to call.
         **kwargs: keyword arguments of the method, constants of the program.
 
