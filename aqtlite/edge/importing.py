@@ -37,8 +37,7 @@ def trace(
     Raises:
         ValueError: if the function has control flow that depends on data.
     """
-    with flax_models.marking_modules():
-        traced = tracing.trace(function, (variables, *args))
+    traced = flax_models.trace(function, (variables, *args))
     of_variables, *_ = traced.inputs
     is_parameter = {i for i in jax.tree.leaves(of_variables) if i is not None}
     builder = Builder()

@@ -2,10 +2,10 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from aqtlite.jaxpr import module_scopes
+from aqtlite.jaxpr import module_scopes, tracing
 
 
 def is_nnx(fn: Any) -> bool:
@@ -41,9 +41,19 @@ def check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
         )
 
 
+def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> tracing.Traced:
+    """Traces a function, as `tracing.trace`, with marks of the modules in it.
+
+    Args:
+        function: function that returns a pytree of arrays.
+        args: its arguments.
+    """
+    with _marking_modules():
+        return tracing.trace(function, args)
+
+
 @contextlib.contextmanager
-def marking_modules() -> Iterator[None]:
-    """Lets the modules of Linen that are traced mark their equations."""
+def _marking_modules() -> Iterator[None]:
     linen = sys.modules.get("flax.linen")
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(module_scopes.marking())

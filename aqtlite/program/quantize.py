@@ -252,10 +252,9 @@ class QuantizedFunction:
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
         """Traces a call."""
-        with flax_models.marking_modules():
-            return tracing.trace(
-                lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
-            )
+        return flax_models.trace(
+            lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
+        )
 
 
 def quantize_function(

@@ -165,8 +165,7 @@ class _Call:
             ValueError: if no argument has several places, or several have different
                 numbers of them.
         """
-        with flax_models.marking_modules():
-            traced = tracing.trace(fn, args)
+        traced = flax_models.trace(fn, args)
         inputs = [jnp.asarray(x) for x in traced.values(args)]
         paths = [jax.tree.leaves_with_path(args)[i][0] for i in traced.leaves]
         names = [f"args{jax.tree_util.keystr(path)}" for path in paths]

@@ -126,8 +126,18 @@ def test_what_is_stored_has_the_names_that_it_always_had():
     wanted, _ = function(state, variables, X)
     assert np.isfinite(wanted).all()
     np.testing.assert_allclose(serve(serving, X), wanted, rtol=1e-4)
-    model = quantize_model(Model(), config.weight_only(8))
-    assert set(convert(model, variables, X)["aqt"]) == {"decoder", "embed"}
+
+
+def test_models_are_converted_by_the_paths_that_they_are_trained_by():
+    variables = jax.jit(Model().init)(jax.random.key(0), X)
+    cfg = config.weight_only(8)
+    rules = [Rule(path="Model/decoder/up", cfg=cfg), Rule(module="embed", cfg=cfg)]
+    model = quantize_model(Model(), rules)
+    serving = convert(model, variables, X)
+    assert set(serving["aqt"]) == {"decoder", "embed"}
+    assert "up" in serving["aqt"]["decoder"]
+    out, served = (jax.jit(model.apply)(one, X) for one in (variables, serving))
+    np.testing.assert_allclose(served, out, rtol=1e-4)
 
 
 def combine(outputs, weights):

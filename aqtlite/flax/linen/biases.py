@@ -12,7 +12,7 @@ from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.operations import SIDES
-from aqtlite.program import biases, plan
+from aqtlite.program import biases, flax_models, plan
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.model import Parameter, parameters_of
@@ -76,7 +76,7 @@ def correct_biases(
     def errors(
         variables: Any, collection: Any, args: tuple[Any, ...]
     ) -> dict[int, jax.Array]:
-        traced = tracing.trace(run, (variables, args))
+        traced = flax_models.trace(run, (variables, args))
         parameters = given_variables.parameters_in(traced, variables)
         names = {i: str(one) for i, one in parameters.items()}
         planned = plan.make(traced.jaxpr, (), names)

@@ -79,8 +79,7 @@ class TracedCall:
         if mutable is not False and any(map(_is_kernel, given)):
             # Frozen parameters cannot be returned.
             mutable = flax_core.scope.subtract_filters(mutable, PARAMETERS)
-        with flax_models.marking_modules():
-            traced = tracing.trace(apply, (shapes, call.args, kwargs))
+        traced = flax_models.trace(apply, (shapes, call.args, kwargs))
         given += jax.tree.leaves((call.args, kwargs))
         is_mutable = mutable is not False
         return cls(

@@ -16,6 +16,7 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
+from aqtlite.program import flax_models
 from aqtlite.program.program import Program
 from aqtlite.program.serving import identity, statistics_uses
 from aqtlite.program.serving.contraction import Contraction, OperandKey
@@ -204,7 +205,7 @@ class LinenModel(Model):
         """Traces a call that also returns the arrays that a recorder stores."""
         apply, arguments = self._call(call, variables)
         with callers.recorded_by(recorder):
-            return tracing.trace(apply, arguments)
+            return flax_models.trace(apply, arguments)
 
     def _program(self, traced: tracing.Traced) -> Program | None:
         """Returns the program that rules make of a traced call; None without rules."""
