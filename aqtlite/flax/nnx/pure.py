@@ -51,6 +51,9 @@ class Changes(NamedTuple):
     """New variables, such as those of `sow`, with their paths: the number of the
     object, and the steps below it."""
 
+    metadata: _Fixed
+    """New metadata of variables, by number."""
+
     has_other: _Fixed
     """Whether there are other changes."""
 
@@ -143,16 +146,17 @@ class PureCall:
             out = getattr(objects[0], self.method)(*args, **kwargs)
         out = jax.tree.map(lambda x: x if _is_array(x) else _Fixed(x), out)
         added = list(self._taken_out(objects))
+        metadata = _Fixed(self._metadata_taken_out(objects))
         graphdef, state = nnx.split(objects, graph=True)
         if graphdef != before:
-            return out, Changes({}, added, _Fixed(True))
+            return out, Changes({}, added, metadata, _Fixed(True))
         after = dict(_flat(state))
         changed = {}
         for index, ((path, _), value) in enumerate(zip(leaves, values, strict=True)):
             new = _value(after[path])
             if not _is_same(new, value):
                 changed[index] = new
-        return out, Changes(changed, added, _Fixed(False))
+        return out, Changes(changed, added, metadata, _Fixed(False))
 
     def _taken_out(
         self, objects: list[Any]
@@ -167,6 +171,20 @@ class PureCall:
             if isinstance(module, nnx.Module):
                 delattr(module, name)
                 yield _Fixed(path), leaf
+
+    def _metadata_taken_out(self, objects: list[Any]) -> dict[int, dict[str, Any]]:
+        """Restores metadata of variables that the call changed, and returns it."""
+        left = {path for path, _ in _flat(nnx.state(objects, graph=True))}
+        changed = {}
+        for index, (path, before) in enumerate((*self._params, *self._others)):
+            variable = _node(objects, path) if path in left else None
+            if not isinstance(variable, nnx.Variable):
+                continue
+            metadata = variable.get_metadata()
+            if metadata != before.get_metadata():
+                changed[index] = metadata
+                _set_metadata(variable, before.get_metadata())
+        return changed
 
     def checked(self, traced: tracing.Traced) -> tracing.Traced:
         """Removes variables that did not change from the outputs of a trace.
@@ -214,6 +232,8 @@ class PureCall:
         """Makes the changes in the model and in the arguments."""
         leaves = [*self._params, *self._others]
         self._write((leaves[i], value) for i, value in changes.values.items())
+        for i, metadata in changes.metadata.value.items():
+            _set_metadata(_node(self._objects, leaves[i][0]), metadata)
         for path, variable in changes.added:
             *above, name = path.value
             setattr(_node(self._objects, above), name, variable)
@@ -235,8 +255,7 @@ class PureCall:
         flat = [(path, _with_value(leaf, value)) for (path, leaf), value in values]
         for _, leaf in flat:
             if isinstance(_value(leaf), FrozenParameter):
-                metadata = partitioning.without_names(leaf.get_metadata())
-                leaf.set_metadata(metadata)
+                _set_metadata(leaf, leaf.get_metadata())
         nnx.update(self._objects, nnx.from_flat_state(flat))
 
 
@@ -287,6 +306,13 @@ def _value(leaf: Any) -> Any:
 
 def _with_value(leaf: Any, value: Any) -> Any:
     return leaf.replace(value) if isinstance(leaf, nnx.Variable) else value
+
+
+def _set_metadata(variable: nnx.Variable[Any], metadata: Mapping[str, Any]) -> None:
+    """Replaces the metadata of a variable; a frozen one has no axes to name."""
+    if isinstance(_value(variable), FrozenParameter):
+        metadata = partitioning.without_names(metadata)
+    variable.set_metadata(dict(metadata))
 
 
 def _is_same(one: Any, other: Any) -> bool:
