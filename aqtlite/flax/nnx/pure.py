@@ -9,18 +9,12 @@ import jax
 from flax import nnx
 from jax.extend import core
 
-from aqtlite.flax.nnx import partitioning
-from aqtlite.flax.nnx.model import (
-    ATTRIBUTE,
-    QuantizedModel,
-    float_class_of,
-    make_float,
-)
+from aqtlite.flax.nnx import layers, partitioning
+from aqtlite.flax.nnx.layers import Path
+from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel, float_class_of
 from aqtlite.jaxpr import analysis, tracing
 from aqtlite.program import injected
 from aqtlite.program.convert import FrozenParameter
-
-Path = tuple[Any, ...]
 
 _CAPTURES = "__captures__"
 
@@ -71,8 +65,18 @@ class PureCall:
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        path: Path = (),
     ):
-        self.method = method
+        """Takes the call.
+
+        Args:
+            model: the model.
+            method: name of a method of the model, or of a layer.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            path: steps from the model to the layer whose method it is.
+        """
+        self.method, self.path = method, path
         self._objects: list[Any] = [model]
         self._args, self._kwargs = jax.tree.map(
             self._arrays_of, (args, dict(kwargs)), is_leaf=_is_object
@@ -82,12 +86,23 @@ class PureCall:
         self._graphdef: nnx.GraphDef[Any] = graphdef
         # The quantization's own variables are not inputs of the call.
         leaves: list[tuple[Path, Any]] = []
+        self._params: list[tuple[Path, Any]] = []
+        self._others: list[tuple[Path, Any]] = []
         self._rest: list[tuple[Path, Any]] = []
         for path, leaf in _flat(state):
             is_ours = path[:2] == (0, ATTRIBUTE)
             (self._rest if is_ours else leaves).append((path, leaf))
-        self._params = [one for one in leaves if _is_parameter(*one)]
-        self._others = [one for one in leaves if not _is_parameter(*one)]
+        # Those of serving models inside of the model are as they are served.
+        served = [
+            tuple(map(str, path))
+            for path, inner in layers.quantized_below(model)
+            if inner.aqt.frozen
+        ]
+        for path, leaf in leaves:
+            steps = tuple(map(str, path[1:]))
+            is_served = any(steps[: len(one)] == one for one in served)
+            is_parameter = _is_parameter(path, leaf) and not is_served
+            (self._params if is_parameter else self._others).append((path, leaf))
 
     def _arrays_of(self, x: Any) -> Any:
         """Replaces an NNX object by a stand-in; returns anything else unchanged."""
@@ -95,6 +110,20 @@ class PureCall:
             return x
         self._objects.append(x)
         return _Object(len(self._objects) - 1)
+
+    @property
+    def name(self) -> str:
+        """The name of the method, with its class."""
+        return f"{float_class_of(self._receiver).__name__}.{self.method}"
+
+    @property
+    def _receiver(self) -> Any:
+        return _node(self._objects[0], self.path)
+
+    def in_float(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Calls the method as it is, with the objects of the call themselves."""
+        method = getattr(float_class_of(self._receiver), self.method)
+        return method(self._receiver, *args, **kwargs)
 
     @property
     def params(self) -> dict[Any, Any]:
@@ -135,7 +164,7 @@ class PureCall:
             for (path, leaf), value in zip(leaves, values, strict=True)
         ]
         objects = nnx.merge(self._graphdef, nnx.from_flat_state(given + self._rest))
-        make_float(objects[0])
+        layers.make_float(objects[0])
         before = nnx.graphdef(objects, graph=True)
         args, kwargs = jax.tree.map(
             lambda x: objects[x.index] if isinstance(x, _Object) else x,
@@ -143,7 +172,7 @@ class PureCall:
             is_leaf=lambda x: isinstance(x, _Object),
         )
         with injected.marking():
-            out = getattr(objects[0], self.method)(*args, **kwargs)
+            out = getattr(_node(objects[0], self.path), self.method)(*args, **kwargs)
         out = jax.tree.map(lambda x: x if _is_array(x) else _Fixed(x), out)
         added = list(self._taken_out(objects))
         metadata = _Fixed(self._metadata_taken_out(objects))
@@ -199,7 +228,7 @@ class PureCall:
         """
         _, changes = traced.outputs
         if changes.has_other.value:
-            name = f"{float_class_of(self._objects[0]).__name__}.{self.method}"
+            name = self.name
             raise ValueError(
                 f"{name} changes the structure of the model: it removes variables, "
                 "adds or removes modules, or sets an attribute that is no variable. "
@@ -324,7 +353,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return all(a is b for a, b in pairs)
 
 
-def _node(objects: list[Any], path: Sequence[Any]) -> Any:
+def _node(objects: Any, path: Sequence[Any]) -> Any:
     """Returns the object at a path."""
     node: Any = objects
     for step in path:
