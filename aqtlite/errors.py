@@ -51,13 +51,13 @@ _MOST = 3
 
 
 def _brief(x: Any, depth: int) -> str:
+    if isinstance(x, type):
+        return f"class {x.__name__}"
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         shape = ",".join(map(str, x.shape)) if isinstance(x.shape, tuple) else x.shape
         return f"{getattr(x.dtype, 'name', x.dtype)}[{shape}]"
     if x is None or isinstance(x, str | bytes | int | float | complex):
         return reprlib.repr(x)
-    if isinstance(x, type):
-        return f"class {x.__name__}"
     kind = type(x).__name__
     if isinstance(x, Mapping):
         pairs = [

@@ -159,11 +159,10 @@ class ServingFunction:
             treedef,
             [x.struct if is_frozen(x) else x for x in leaves],
         )
-        params = jax.tree.unflatten(treedef, leaves)
         state = serving["state"]
         program = program_of(self.function, shapes, args, kwargs, state)
         frozen = frozen_by_module(serving[COLLECTION])
-        given = jax.tree.leaves(((params, *args), kwargs), is_leaf=is_frozen)
+        given = [*leaves, *jax.tree.leaves((args, kwargs))]
         values = [given[i] for i in program.traced.leaves]
         outputs = served.serve(program, values, frozen, self.converter)
         return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)

@@ -17,6 +17,7 @@ from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
+from aqtlite.program import injected
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.recognized import Again, Gradient
 from aqtlite.quantization import granularity, rotation, sparsity
@@ -277,6 +278,16 @@ class PlannedContraction:
             return self.contract(self.cfg, self.in_order(values), states), None
 
         return Replacement(function, states, per_step=self.site.per_step)
+
+    def marked(self, states: States) -> Replacement:
+        """Returns the replacement that contracts in float, marked with the config."""
+
+        def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
+            del states
+            with injected.mark(self.cfg):
+                return self.in_float(values), None
+
+        return Replacement(function, states)
 
     def _order(self, lhs_ndim: int) -> tuple[int, ...] | None:
         """Returns the permutation of the result's axes; None for none.

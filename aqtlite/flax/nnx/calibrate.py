@@ -10,14 +10,9 @@ from flax import nnx
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.calibration import masks as masks_lib
 from aqtlite.calibration.masks import Masks
+from aqtlite.flax.nnx.calls import call_method, gather, set_statistics
 from aqtlite.flax.nnx.model import QuantizedModel, state_of
-from aqtlite.flax.nnx.quantize import (
-    call_method,
-    check_quantized,
-    gather,
-    init_state,
-    set_statistics,
-)
+from aqtlite.flax.nnx.quantize import check_quantized, init_state
 from aqtlite.jaxpr import tracing
 from aqtlite.program.masking import gathering as masking
 from aqtlite.quantization import shared_moments

@@ -10,6 +10,7 @@ from flax import nnx
 from aqtlite.contraction import differentiation
 from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.nnx import partitioning
+from aqtlite.flax.nnx.calls import function_of
 from aqtlite.flax.nnx.model import (
     Frozen,
     QuantizedModel,
@@ -20,7 +21,7 @@ from aqtlite.flax.nnx.model import (
     state_of,
 )
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.flax.nnx.quantize import M, as_quantized, function_of
+from aqtlite.flax.nnx.quantize import M, as_quantized
 from aqtlite.jaxpr import scopes
 from aqtlite.program.convert import FunctionModel, program_of
 from aqtlite.program.program import Program

@@ -271,6 +271,6 @@ class TestRefusals:
         with pytest.raises(ValueError, match="'up/kernel' is frozen, but the rhs"):
             other(X)
 
-    def test_a_frozen_layer_on_its_own(self, serving):
+    def test_a_frozen_parameter_on_its_own(self, serving):
         with pytest.raises(TypeError, match="is frozen, and has no values here: call"):
-            serving.up(X)
+            serving.up.kernel[...]
