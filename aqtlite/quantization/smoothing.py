@@ -204,8 +204,6 @@ def update_state(
 ) -> Any:
     """Returns the state of a smoothing after one more batch.
 
-    A batch in which an operand is not finite changes nothing.
-
     Args:
         cfg: a smoothing with a calibration that gathers statistics.
         state: as `init_state` returns it; unchanged if its factor is absorbed.
@@ -213,7 +211,7 @@ def update_state(
         rhs: like `lhs`.
         dims: canonical dimension numbers.
         masks: bool arrays of the shapes of the operands, True for elements that count;
-            None for all. A batch with none changes nothing.
+            None for all. A batch with none, or one not finite, changes nothing.
     """
     _check_given(cfg, state)
     if state.is_absorbed or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
