@@ -1,7 +1,8 @@
 """Warnings, errors of the command line, and wrong arguments in messages."""
 
+import contextlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -23,6 +24,15 @@ class CostWarning(UserWarning):
     """
 
 
+@contextlib.contextmanager
+def naming(contraction: str) -> Iterator[None]:
+    """Begins the message of a ValueError with the path of a contraction."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"the contraction {contraction!r}: {error}") from error
+
+
 def brief(x: Any) -> str:
     """Describes a wrong argument in a message, without the elements of arrays.
 
@@ -41,13 +51,13 @@ _MOST = 3
 
 
 def _brief(x: Any, depth: int) -> str:
+    if isinstance(x, type):
+        return f"class {x.__name__}"
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         shape = ",".join(map(str, x.shape)) if isinstance(x.shape, tuple) else x.shape
         return f"{getattr(x.dtype, 'name', x.dtype)}[{shape}]"
     if x is None or isinstance(x, str | bytes | int | float | complex):
         return reprlib.repr(x)
-    if isinstance(x, type):
-        return f"class {x.__name__}"
     kind = type(x).__name__
     if isinstance(x, Mapping):
         pairs = [

@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import aqtlite
@@ -54,6 +55,7 @@ def test_arguments_in_another_order_are_described_by_shape(call):
         ((), "()"),
         (MODEL, "Dense"),
         (nn.Dense, "class Dense"),
+        (np.float32, "class float32"),
         (apply, "function apply"),
         (0.5, "0.5"),
         (None, "None"),

@@ -79,7 +79,7 @@ def choose_bits(
         variables: the model's variables, or the first argument of the function; None
             for an NNX model.
         batches: the inputs, each a tuple of positional arguments or a single argument.
-            All are held in memory.
+            All are held in memory, and all of their elements count: there is no mask=.
         candidates: the configs to choose from, as in `sensitivity`.
         budget: bound of the bytes of all variables, as a checkpoint keeps them: values
             of 4 bits, two to a byte. A float below 1 is a part of the bytes in float.

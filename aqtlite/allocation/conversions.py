@@ -94,7 +94,7 @@ def conversion_of(
         switched.traced,
         dataclasses.replace(switched.plans[name], contractions=forms),
         parameters_read(switched),
-        module_of=lambda one: tuple(filter(None, one.module.split("/"))),
+        module_of=lambda one: tuple(filter(None, one.kept_under.split("/"))),
         state=gathering.collection_of(switched.switches, candidate, gathered),
         states_in=_states_in,
         place_of=lambda one: (one.path,),

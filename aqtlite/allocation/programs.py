@@ -185,6 +185,7 @@ class Programs:
             for forms in columns
             if any(one.is_quantized for one in forms)
             and (self._operands == "any" or forms[0].reads_weight)
+            and 0 not in (*forms[0].lhs.shape, *forms[0].rhs.shape)
         ]
         if not quantized:
             batches_lib.check_not_empty(inputs)

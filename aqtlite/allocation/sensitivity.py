@@ -168,6 +168,7 @@ def sensitivity(
         batches: the inputs, each a tuple of positional arguments or a single argument.
             A mean over batches gives each the same weight, and another shape is
             another compilation. If candidates need statistics, all are held in memory.
+            All of their elements count: there is no mask=.
         candidates: the configs to quantize each contraction with: a sequence of
             configs, or a mapping of names to configs or rules, without learned scales.
             They take the place of the model's rules. None: what a quantized model does

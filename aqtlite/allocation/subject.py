@@ -11,8 +11,9 @@ from flax import nnx
 
 from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantize_model import QuantizedModel
+from aqtlite.flax.nnx.calls import function_of
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.flax.nnx.quantize import as_quantized, function_of
+from aqtlite.flax.nnx.quantize import as_quantized
 from aqtlite.program import injected
 from aqtlite.program.naming import by_scope
 from aqtlite.program.quantize import QuantizedFunction, quantize_function

@@ -29,11 +29,13 @@ from aqtlite.calibration.over_batches import (
     MeanOverBatches,
     MovingAverage,
 )
+from aqtlite.calibration.overflow_aware import OverflowAware
 from aqtlite.calibration.pact import PACT
 from aqtlite.calibration.percentile import Percentile
 from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
 from aqtlite.calibration.periodic import Periodic
 from aqtlite.calibration.rms import RMS
+from aqtlite.calibration.rounded_scale import RoundedScale
 from aqtlite.calibration.scale_grids import ceil_to_power_of_two
 from aqtlite.calibration.snr_search import SnrSearch
 from aqtlite.calibration.weighted_deviations import WeightedDeviations
@@ -56,12 +58,14 @@ __all__ = [
     "MovingAverage",
     "MseOverBatches",
     "MseSearch",
+    "OverflowAware",
     "Parameters",
     "Percentile",
     "PercentileOverBatches",
     "Periodic",
     "Quantized",
     "Range",
+    "RoundedScale",
     "SnrSearch",
     "Statistics",
     "WeightedDeviations",

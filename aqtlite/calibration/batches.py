@@ -75,14 +75,13 @@ def check_not_empty(batch: Any) -> None:
     """Checks that no array of a batch from which nothing came has an axis of size 0.
 
     Raises:
-        ValueError: if one has: contractions without elements stay in float.
+        ValueError: if one has.
     """
     for x in jax.tree.leaves(batch):
         if 0 in getattr(x, "shape", ()):
             raise ValueError(
-                "there is nothing to quantize, and a batch holds "
-                f"{errors.brief(x)}, which has an axis of size 0: contractions without "
-                "elements stay in float. Give batches with examples"
+                f"there is nothing to see in a batch that holds {errors.brief(x)}, "
+                "which has an axis of size 0. Give batches with examples"
             )
 
 
@@ -90,12 +89,15 @@ def check_gathers(gathered: Any, batch: Any) -> None:
     """Checks that the first batch of a calibration made a model gather statistics.
 
     Raises:
-        ValueError: if there are none, because the batch has an axis of size 0.
+        ValueError: if there are none, because arrays of the batch have an axis of size
+            0.
         NothingGathers: if there are none, for any batch.
     """
+    sizes = [x.size for x in jax.tree.leaves(batch) if getattr(x, "shape", ())]
+    if not gathered or not any(sizes):
+        check_not_empty(batch)
     if gathered:
         return
-    check_not_empty(batch)
     raise NothingGathers(
         "no calibration of the model gathers statistics: convert it without, or "
         "give the config one that does, such as calibration.MeanOverBatches(), "

@@ -5,6 +5,10 @@ differentiated as a whole: JAX rejects integers there. It is exact up to 2^24 ba
 
 A fractional count is invalid: an optimizer changed it, for instance by weight decay, or
 it is a mean of several counts. The statistics were then changed as well.
+
+A batch with a NaN or an infinity enters no statistics, since later scales would then be
+NaN, and is not counted. The result of the call that saw it is NaN all the same
+(`aqtlite.contraction.poison`).
 """
 
 from typing import Any, TypeVar
@@ -15,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.calibration.base import Calibration, Statistics
+from aqtlite.lowering import reduction
 from aqtlite.numerics import Numerics
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -46,7 +51,7 @@ def updated(
     axes: Axes,
     grid: Numerics,
 ) -> Statistics:
-    """Statistics after one more batch.
+    """Statistics after one more batch; one that is not finite changes nothing.
 
     Args:
         calibration: calibration that gathers the statistics.
@@ -56,7 +61,8 @@ def updated(
         grid: number grid.
     """
     state = calibration.update(statistics, x, axes, grid)
-    return Statistics(statistics.batches + 1, state)
+    after = Statistics(statistics.batches + 1, state)
+    return chosen(is_finite(x, axes), after, statistics)
 
 
 def masked(
@@ -69,7 +75,7 @@ def masked(
 ) -> Statistics:
     """Statistics after one more batch, of which only some elements count.
 
-    A batch with no such element changes nothing.
+    A batch with no such element, or in which one is not finite, changes nothing.
 
     Args:
         calibration: calibration that gathers the statistics.
@@ -82,14 +88,23 @@ def masked(
     x = jnp.where(mask, x, jnp.float32(0))
     state = calibration.masked_update(statistics, x, mask, axes, grid)
     after = Statistics(statistics.batches + 1, state)
-    return if_any(mask, after, statistics)
+    return chosen(jnp.any(mask) & is_finite(x, axes), after, statistics)
 
 
-def if_any(mask: jax.Array, after: T, before: T) -> T:
-    """Returns a pytree as it was before, unless an element of a mask is True."""
-    counts = jnp.any(mask)
-    chosen: T = jax.tree.map(lambda x, y: jnp.where(counts, x, y), after, before)
-    return chosen
+def is_finite(x: jax.Array, axes: Axes) -> jax.Array:
+    """Whether all elements of a batch are finite.
+
+    Args:
+        x: batch, float32.
+        axes: axes that share a scale. Maxima along these are often computed anyway.
+    """
+    return jnp.all(reduction.largest_magnitude(x, axes) < np.float32(np.inf))
+
+
+def chosen(enters: jax.Array, after: T, before: T) -> T:
+    """Returns statistics after a batch if it enters them, and otherwise before."""
+    found: T = jax.tree.map(lambda x, y: jnp.where(enters, x, y), after, before)
+    return found
 
 
 def merged(

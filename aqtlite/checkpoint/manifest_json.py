@@ -260,6 +260,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 "made_of": node.made_of,
                 "beside_floats": node.beside_floats,
                 "removed": node.removed,
+                "state": node.state,
             }
 
 
@@ -322,6 +323,8 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
                 made_of=tuple(str(name) for name in data["made_of"]),
                 beside_floats=bool(data["beside_floats"]),
                 removed=_decode_removed(data.get("removed")),
+                # Absent in older manifests.
+                state=tuple(str(step) for step in data.get("state", ())),
             )
         case kind:
             raise ValueError(f"a node of unknown kind {kind!r}")

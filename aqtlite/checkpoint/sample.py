@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from aqtlite.checkpoint import arrays
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.jaxpr import tracing
 
 _LONGEST = 1 << 24
 """Largest size of an axis. A contraction over more is traced in hundreds of pieces, and
@@ -59,7 +60,7 @@ def _inputs(data: Any, make: _Make) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _encode(x: Any) -> Any:
-    if hasattr(x, "dtype") and hasattr(x, "shape"):
+    if tracing.is_array(x):
         if max(x.shape, default=0) > _LONGEST:
             raise TypeError(f"an array of shape {x.shape}")
         return {"shape": list(x.shape), **_encode_dtype(x)}

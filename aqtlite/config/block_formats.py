@@ -175,6 +175,7 @@ def block_fp8(size: int = 128) -> DotGeneral:
         TypeError: if `size` is not an int.
         ValueError: if `size` is below 1.
     """
+    fields.integer(1)(size, "block_fp8.size")
     grid = numerics.Float.from_dtype("float8_e4m3fn")
     operand = Tensor(numerics=grid, blocks=Blocks(size=size, fit=True))
     squares = Blocks(size=size, remaining_size=size, fit=True)

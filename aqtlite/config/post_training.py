@@ -44,6 +44,11 @@ def gptq(bits: int = 4, size: int = 128) -> DotGeneral:
         ValueError: if `bits` is out of the range of `numerics.IntAffine`, or `size` is
             below 1.
     """
+    if size is None:
+        raise TypeError(
+            "gptq.size must be an int, got None; for one scale for all inputs of an "
+            'output, config.update(config.gptq(), {"fwd.rhs.blocks": None})'
+        )
     changes = {
         "fwd.rhs.numerics": numerics.IntAffine(bits=bits),
         "fwd.rhs.calibration": calibration.MinMax(),

@@ -246,13 +246,14 @@ _partial = functools.cache(functools.partial)
 
 def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:
     """Returns operands as arrays or `QTensor`s; raises TypeError for others."""
-    for path, x in (("fwd.lhs", lhs), ("fwd.rhs", rhs)):
-        if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
-            raise TypeError(f"{path} must be an array, got {type(x).__name__}")
-    return (
-        lhs if isinstance(lhs, QTensor) else jnp.asarray(lhs),
-        rhs if isinstance(rhs, QTensor) else jnp.asarray(rhs),
-    )
+    return as_operand(lhs, "fwd.lhs"), as_operand(rhs, "fwd.rhs")
+
+
+def as_operand(x: Any, path: str) -> Operand:
+    """Returns an operand as an array or a `QTensor`; raises TypeError for others."""
+    if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
+        raise TypeError(f"{path} must be an array, got {type(x).__name__}")
+    return x if isinstance(x, QTensor) else jnp.asarray(x)
 
 
 def _check_operand(

@@ -322,7 +322,9 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
         scales = _scales_on_output(saved)
         others = saved.rhs, saved.lhs
         # Layers of one shape share one trace of the gradient.
-        gradient_of = _traced_once if isinstance(g, jax.core.Tracer) else _gradient
+        gradient_of = (
+            _traced_once if isinstance(g, jax.core.Tracer) else contract_gradient
+        )
         for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
             if own is not None and not _is_absent((other, own)):
                 out, states[f"d{side}"] = gradient_of(
@@ -347,7 +349,7 @@ _straight_through.defvjp(
 _jitted_straight_through = jax.jit(_straight_through, static_argnums=0, inline=True)
 
 
-def _gradient(
+def contract_gradient(
     how: ContractionExecution,
     operation: Operation,
     g: jax.Array,
@@ -357,6 +359,15 @@ def _gradient(
     state: Any,
 ) -> tuple[jax.Array, Any]:
     """Contracts the gradient of the output with the residual of the other operand.
+
+    Args:
+        how: ``execution.gradient(side)`` of the side whose gradient it gives.
+        operation: ``operation.gradient(side)``.
+        g: gradient of the output.
+        other: the other operand.
+        seed: seed of the noise; None seeds from `g`.
+        forward_scales: as for `quantize_and_contract`.
+        state: statistics of `g`, if its calibration gathers any.
 
     Returns:
         The gradient of an operand, and the updated statistics of the gradient of the
@@ -395,4 +406,4 @@ def _gradient(
     return out if out.shape == shape else padding.crop(out, shape), state
 
 
-_traced_once = inlined.traced_once(_gradient, static_argnums=0)
+_traced_once = inlined.traced_once(contract_gradient, static_argnums=0)

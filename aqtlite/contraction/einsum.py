@@ -1,13 +1,15 @@
-"""A quantized einsum of two operands."""
+"""A quantized einsum."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import opt_einsum
 
 from aqtlite import config
-from aqtlite.contraction.contract import Options, as_operands, contract
+from aqtlite.contraction import einsum_equation, einsum_path
+from aqtlite.contraction.contract import Options, as_operand, contract
+from aqtlite.contraction.einsum_path import Step
 from aqtlite.operations import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization.statistics import States
@@ -16,24 +18,27 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 def einsum(
     eqn: str,
-    lhs: Any,
-    rhs: Any,
-    *,
+    *operands: Any,
     cfg: config.DotGeneral | None,
     key: jax.Array | None = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
-    states: States | None = None,
+    states: States | Sequence[States] | None = None,
 ) -> jax.Array | QTensor:
-    """Evaluates a two-operand einsum with a quantized contraction.
+    """Evaluates an einsum with quantized contractions.
+
+    Three and more operands are contracted two at a time, in the order of `opt_einsum`
+    (as by `jnp.einsum`), each time with `cfg`: of the two, the one that comes first in
+    the equation is lhs, and a result stands where its first operand stood. Products in
+    between that sum nothing are not quantized.
 
     Args:
-        eqn: any equation that `jnp.einsum` takes for two operands: with an ellipsis;
-            with letters repeated in one operand (a diagonal), summed over in one
-            operand, or of size one in one operand; with or without ``->``.
-        lhs: floating, or a `QTensor`; ``cfg.fwd.lhs`` is its config, whatever the order
-            in which the contraction runs.
-        rhs: floating, or a `QTensor`; ``cfg.fwd.rhs`` is its config.
+        eqn: any equation that `jnp.einsum` takes for two or more operands: with an
+            ellipsis; with letters repeated in one operand (a diagonal), summed over in
+            one operand, or of size one in one operand; with or without ``->``.
+        *operands: floating, or `QTensor`s. Of two, ``cfg.fwd.lhs`` is the config of the
+            first, whatever the order in which the contraction runs, and ``cfg.fwd.rhs``
+            that of the second.
         cfg: what to quantize. None contracts in floating point.
         key: as for the function that `make_dot_general` returns.
         preferred_element_type: the dtype of the output.
@@ -41,43 +46,61 @@ def einsum(
             in `jnp.einsum`.
         states: states of calibrations that gather statistics or are learned, as made by
             `aqtlite.einsum_states`: for the operands of the contraction, and for the
-            result of the equation.
+            result of the equation; with three and more operands a sequence, one for
+            each contraction.
 
     Returns:
-        An array of the shape and dtype of ``jnp.einsum(eqn, lhs, rhs)``; where
+        An array of the shape and dtype of ``jnp.einsum(eqn, *operands)``; where
         ``cfg.out`` quantizes the result, a `QTensor` with the axes of the equation.
 
     Raises:
-        ValueError: if the equation does not fit two operands of these shapes.
+        ValueError: if the equation does not fit operands of these shapes, or if there
+            is another number of states than of contractions.
         TypeError: if `cfg` quantizes and an operand is not floating, or if the equation
             takes the diagonal of a `QTensor` or sums over an axis that only it has.
 
     >>> x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
     >>> einsum("...k,kn->...n", x, w, cfg=config.fully_quantized()).shape
     (2, 3, 5)
+    >>> a, b = jnp.ones((4, 1)), jnp.ones((1, 5))
+    >>> einsum("...k,kr,rn->...n", x, a, b, cfg=config.fully_quantized()).shape
+    (2, 3, 5)
     """
-    lhs, rhs, operation, order = as_dot_general(eqn, lhs, rhs)
-    options = Options(
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        key=key,
-        states=states,
-        order=order,
-    )
-    return contract(cfg, operation, lhs, rhs, options)
+    arrays = as_operands(operands)
+    steps = einsum_path.steps_of(eqn, arrays)
+    of_steps = einsum_path.states_of_steps(eqn, states, len(steps))
+
+    def run(number: int, step: Step, lhs: Any, rhs: Any) -> jax.Array | QTensor:
+        lhs, rhs, operation, order = as_dot_general(step.equation, lhs, rhs)
+        options = Options(
+            preferred_element_type=preferred_element_type,
+            out_sharding=out_sharding if step.is_last else None,
+            key=einsum_path.key_of_step(key, number),
+            states=of_steps[number],
+            order=order,
+        )
+        return contract(step.config_of(cfg), operation, lhs, rhs, options)
+
+    return einsum_path.contracted(steps, arrays, run)
+
+
+def as_operands(operands: Sequence[Any]) -> list[Operand]:
+    """Returns operands as arrays or `QTensor`s; raises TypeError for others."""
+    if len(operands) == 2:
+        return [as_operand(operands[0], "fwd.lhs"), as_operand(operands[1], "fwd.rhs")]
+    return [as_operand(x, f"operand {number}") for number, x in enumerate(operands)]
 
 
 def as_dot_general(
     eqn: str, lhs: Any, rhs: Any
 ) -> tuple[Operand, Operand, DotGeneral, Axes]:
-    """Returns the contraction to which an einsum reduces.
+    """Returns the contraction to which an einsum of two operands reduces.
 
     Returns:
         The operands of the equation, without the axes that take no part in the
         contraction; the contraction; and the permutation of the axes of its result.
     """
-    lhs, rhs = as_operands(lhs, rhs)
-    lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
+    (lhs_names, rhs_names), out_names = einsum_equation.parse(eqn, (lhs, rhs))
     lhs, lhs_names = _drop_singletons(lhs, lhs_names, rhs, rhs_names)
     rhs, rhs_names = _drop_singletons(rhs, rhs_names, lhs, lhs_names)
     lhs, lhs_names = _keep_distinct(lhs, lhs_names, rhs_names + out_names)
@@ -94,44 +117,6 @@ def as_dot_general(
     ]
     order = tuple(names.index(name) for name in out_names)
     return lhs, rhs, DotGeneral(dims, lhs.ndim, rhs.ndim), order
-
-
-def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:
-    """The letters of both operands and of the output, with ellipses expanded."""
-    if not isinstance(eqn, str):
-        raise TypeError(f"eqn must be a string, got {type(eqn).__name__}")
-    if eqn.count(",") != 1:
-        raise ValueError(
-            f"einsum equation {eqn!r} has {eqn.count(',') + 1} operands; a quantized "
-            "einsum takes two"
-        )
-    try:
-        inputs, out_names, _ = opt_einsum.parser.parse_einsum_input(
-            (eqn, lhs.shape, rhs.shape), shapes=True
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"einsum equation {eqn!r} does not fit operands of shapes {lhs.shape} and "
-            f"{rhs.shape}: {error}"
-        ) from error
-    lhs_names, rhs_names = inputs.split(",")
-    sizes: dict[str, int] = {}
-    for names, shape in ((lhs_names, lhs.shape), (rhs_names, rhs.shape)):
-        if len(names) != len(shape):
-            raise ValueError(
-                f"einsum equation {eqn!r} names {len(names)} axes of an operand of "
-                f"shape {shape}"
-            )
-        for name, size in zip(names, shape, strict=True):
-            if sizes.setdefault(name, size) != size and 1 not in (sizes[name], size):
-                raise ValueError(
-                    f"einsum equation {eqn!r}: axis {name!r} has size {sizes[name]} "
-                    f"and size {size} in operands of shapes {lhs.shape} and {rhs.shape}"
-                )
-            sizes[name] = max(sizes[name], size)
-    if len(set(out_names)) != len(out_names):
-        raise ValueError(f"einsum equation {eqn!r} names an output axis twice")
-    return lhs_names, rhs_names, out_names
 
 
 def _axes(names: list[str], lhs_names: str, rhs_names: str) -> tuple[Axes, Axes]:

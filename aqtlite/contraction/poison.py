@@ -5,8 +5,9 @@ a range known beforehand (statistics, learned scales, constants), rounding would
 NaN into some integer. So the scale or the result is multiplied by a factor, NaN where
 an operand was not finite and otherwise 1:
 
-- Statistics that can still be updated: the factor checks the whole operand. A training
-  step that gathers statistics of largest magnitudes reduces over it anyway.
+- Statistics that can still be updated, which such a batch does not enter: the factor
+  checks the whole operand. A training step that gathers statistics of largest
+  magnitudes reduces over it anyway.
 - Otherwise, as in serving, where a reduction over the activations would cost as much as
   a dynamic scale: the factor checks the first and last element of each row. That finds
   an earlier layer that returned nothing but NaN, for lack of statistics of its own.

@@ -39,6 +39,8 @@ def calibrate(
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model.
         batches: inputs of the model, each a tuple of arguments or a single argument.
+            All of their elements count, but for those that the model masks itself:
+            there is no mask=, so give batches without padding.
         rules: rules that select the integers of each operator.
         calibration: calibration over batches. `MaxOverBatches`, the default, clips no
             observed value; `MovingAverage`, `MeanOverBatches` and

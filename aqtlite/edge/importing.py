@@ -12,7 +12,8 @@ from jax.extend import core
 
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.operators.base import Equation
-from aqtlite.jaxpr import equations, scopes, tracing
+from aqtlite.jaxpr import equations, module_scopes, scopes, tracing
+from aqtlite.program import flax_models
 
 _IDENTITIES = ("stop_gradient", "copy", "copy_p", "optimization_barrier", "name")
 _CONTROL_FLOW = ("while", "cond")
@@ -36,7 +37,7 @@ def trace(
     Raises:
         ValueError: if the function has control flow that depends on data.
     """
-    traced = tracing.trace(function, (variables, *args))
+    traced = flax_models.trace(function, (variables, *args))
     of_variables, *_ = traced.inputs
     is_parameter = {i for i in jax.tree.leaves(of_variables) if i is not None}
     builder = Builder()
@@ -100,7 +101,7 @@ def _equation(
             results = operator.compute_all(*(builder.constants[i] for i in inputs))
         return [builder.constant(result) for result in results]
     outputs = [builder.value(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
-    path = scopes.parse(path).path
+    path = module_scopes.resolved(scopes.parse(path).path).path
     builder.append(Node(operator, tuple(inputs), tuple(outputs), path))
     return outputs
 

@@ -123,10 +123,12 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
         rules: rules that select the integers of each operator.
 
     Raises:
-        TypeError: if a value has a floating dtype other than float32.
+        TypeError: if a module has no variables, or if a value has a floating dtype
+            other than float32.
         ValueError: if the model is already quantized, if an operation has no integer
             form, or if a required rule fits no operator.
     """
+    _check_variables(model, variables)
     checked = rules_lib.check(rules)
     graph, traced = importing.trace(function_of(model), variables, args)
     _check_not_quantized(graph)
@@ -145,13 +147,26 @@ def make_as_configured(model: Any, variables: Any, args: tuple[Any, ...]) -> Pro
         args: sample arguments, or their shapes.
 
     Raises:
-        TypeError: if a value has a floating dtype other than float32.
+        TypeError: if a module has no variables, or if a value has a floating dtype
+            other than float32.
         ValueError: if weights are not frozen, or control flow depends on data.
     """
+    _check_variables(model, variables)
     is_by_rules = isinstance(model, QuantizedModel)
     function = model.apply if is_by_rules else function_of(model)
     graph, traced = quantized.trace(function, variables, args)
     return _of_graph(graph, traced, _IN_FLOAT)
+
+
+def _check_variables(model: Any, variables: Any) -> None:
+    """Raises TypeError if a module is given None in place of its variables."""
+    if variables is not None or not isinstance(model, nnx.Module | linen.Module):
+        return
+    wanted = "nnx.state(model)" if isinstance(model, nnx.Module) else "model.init(...)"
+    raise TypeError(
+        f"variables is None: an exported {type(model).__name__} is a function of its "
+        f"variables. Give {wanted}, or what training made of it"
+    )
 
 
 def _of_graph(

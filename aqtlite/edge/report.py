@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import rich.box
@@ -11,6 +11,10 @@ import rich.table
 from rich import filesize
 
 from aqtlite.shapes.sharding import describe
+
+Processors = Literal["any", "vnni"]
+"""Processors on which a file's results are right: any, or of those of x86-64 only the
+ones with AVX512-VNNI or AVX-VNNI."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +48,20 @@ class Tensor:
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FileOperator:
-    """An operator of a file."""
+    """An operator of a file; prints as its name, with the types of its tensors."""
 
     name: str
     """Name of the operator in LiteRT or ONNX, such as "CONV_2D"."""
 
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor, ...]
+
+    def __repr__(self) -> str:
+        types = ", ".join(describe(one) for one in self.inputs if one is not None)
+        outputs = ", ".join(f"{one.name!r} {describe(one)}" for one in self.outputs)
+        return f"{self.name}({types}) -> {outputs}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +98,8 @@ class Report:
 
     file: File = dataclasses.field(repr=False)
     contractions: tuple[Contraction, ...] = ()
+    processors: Processors = "any"
+    """Where the results of the file are right, as for `aqtlite.edge.export`."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -115,15 +126,17 @@ class Report:
 
     def summary(self) -> str:
         """Summarizes the numbers of operators and bytes as text."""
+        where = ", wrong on x86-64 without VNNI" * (self.processors == "vnni")
         return (
             f"{len(self.file.operators)} operators, {len(self.float_operators)} of "
-            f"them in float, {filesize.decimal(self.file.size)}"
+            f"them in float, {filesize.decimal(self.file.size)}{where}"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Converts the report to plain data, for JSON."""
         return {
             "bytes": self.file.size,
+            "processors": self.processors,
             "inputs": [_as_dict(tensor) for tensor in self.inputs],
             "outputs": [_as_dict(tensor) for tensor in self.outputs],
             "contractions": [one._asdict() for one in self.contractions],

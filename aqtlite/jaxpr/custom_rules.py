@@ -1,13 +1,14 @@
 """Differentiates a function by the custom rules of another function.
 
-The rules are those of an original with `jax.custom_jvp` or `jax.custom_vjp`. Its
-replacement computes other outputs from the same inputs and further given arrays, and
-also returns auxiliary arrays; given and auxiliary arrays have no derivative.
+The rules are those of an original with `jax.custom_jvp` or `jax.custom_vjp`, as they
+are or with contractions in them replaced. Its replacement computes other outputs from
+the same inputs and further given arrays, and also returns auxiliary arrays; given and
+auxiliary arrays have no derivative.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,56 @@ def with_vjp_of(original: Original, run: Replaced, num_consts: int) -> Replaced:
     return with_constants
 
 
+class Rules(NamedTuple):
+    """Rules in place of those of an original."""
+
+    forward: Callable[[Any, Sequence[Any]], Sequence[Any]]
+    """From given arrays and inputs to the outputs and residuals."""
+
+    backward: Callable[[Any, Sequence[Any]], Sequence[Any]]
+    """From given arrays, residuals and the gradients of floating outputs to the
+    gradients of `differentiated`."""
+
+    differentiated: tuple[int, ...]
+    """Indices of the inputs with a gradient."""
+
+
+def with_rules(run: Replaced, rules: Rules) -> Replaced:
+    """Gives a function rules for its gradient.
+
+    Args:
+        run: the function.
+        rules: the rules, which are given the same arrays.
+    """
+
+    @jax.custom_vjp
+    def function(given, *values):
+        return run(given, *values)
+
+    def forward(given, *values):
+        perturbed = (i for i, one in enumerate(values) if one.perturbed)
+        if not set(perturbed) <= {*rules.differentiated}:
+            _refuse_closed_over()
+        given, values = jax.tree.map(lambda one: one.value, (given, values))
+        outputs, aux = run(given, *values)
+        found = rules.forward(given, values)
+        count = len(outputs)
+        outputs = list(map(_with_derivative_of, found[:count], outputs))
+        return (outputs, aux), (given, list(found[count:]), len(values) * [()])
+
+    def backward(saved, gradients):
+        given, residuals, inputs = saved
+        of_outputs = [
+            _as_array(one) for one in gradients[0] if one.dtype != jax.dtypes.float0
+        ]
+        found = rules.backward(given, [*residuals, *of_outputs])
+        by_input = dict(zip(rules.differentiated, found, strict=True))
+        return None, *(by_input.get(i) for i in range(len(inputs)))
+
+    function.defvjp(forward, backward, symbolic_zeros=True)
+    return function
+
+
 def _with_derivative_of(one: Any, value: Any) -> Any:
     """Returns `value` with the derivative of `one`, for higher-order derivatives."""
     return _valued(one, value) if jnp.issubdtype(value.dtype, jnp.inexact) else value
@@ -148,6 +199,10 @@ def _undifferentiated(x: Any) -> Any:
 @_undifferentiated.defjvp
 def _undifferentiated_jvp(primals: Any, tangents: Any) -> Any:
     del primals, tangents
+    _refuse_closed_over()
+
+
+def _refuse_closed_over() -> NoReturn:
     raise ValueError(
         "a jax.custom_vjp function is differentiated with respect to a value that it "
         "closes over, of which its rules know nothing: pass it as an argument"

@@ -309,6 +309,14 @@ def custom_vjp(eqn: Any) -> Call:
     return Call(_only_body(eqn), {"num_consts": params["num_consts"]})
 
 
+def num_closed_over(eqn: Any) -> int:
+    """Returns how many leading inputs a `jax.custom_vjp` or `custom_jvp` closes over.
+
+    Its rules do not know them.
+    """
+    return int(eqn.params["num_consts"])
+
+
 def shard_map(eqn: Any) -> Call:
     """Reads a `jax.shard_map`."""
     options = {"mesh", "in_specs", "out_specs", "check_vma"}

@@ -12,7 +12,7 @@ from jax.experimental import compute_on
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import custom_rules, equations
+from aqtlite.jaxpr import custom_rules, equations, user_rules
 from aqtlite.jaxpr.replacement import Aux, Inside
 from aqtlite.shapes.sharding import shape_of_slice, zeros
 
@@ -59,15 +59,44 @@ def _remat(eqn, values, inside):
 def _custom_jvp(eqn, values, inside):
     body, options = equations.custom_jvp(eqn)
     run = _body_function(body, inside)
-    function = custom_rules.with_jvp_of(_original(eqn, body), run, **options)
+    rules = _replaced_rules(eqn, inside)
+    function = (
+        custom_rules.with_jvp_of(_original(eqn, body), run, **options)
+        if rules is None
+        else custom_rules.with_rules(run, rules)
+    )
     return function(inside.given(), *values)
 
 
 def _custom_vjp(eqn, values, inside):
     body, options = equations.custom_vjp(eqn)
     run = _body_function(body, inside)
-    function = custom_rules.with_vjp_of(_original(eqn, body), run, **options)
+    rules = _replaced_rules(eqn, inside)
+    function = (
+        custom_rules.with_vjp_of(_original(eqn, body), run, **options)
+        if rules is None
+        else custom_rules.with_rules(run, rules)
+    )
     return function(inside.given(), *values)
+
+
+def _replaced_rules(eqn: Any, inside: Inside) -> custom_rules.Rules | None:
+    """Returns the rules of a call with what is replaced in them; None if nothing is."""
+    numbers = {location[0][1] for location in inside.replacements}
+    if numbers <= {user_rules.FUNCTION}:
+        return None
+    rules = user_rules.of(eqn)
+    if rules is None:
+        return None
+
+    def function(number: int, body: core.ClosedJaxpr) -> Callable[..., Sequence[Any]]:
+        return lambda given, values: inside.giving(given).body(body, number, values)[0]
+
+    return custom_rules.Rules(
+        function(user_rules.FORWARD, rules.forward),
+        function(user_rules.BACKWARD, rules.backward),
+        rules.differentiated,
+    )
 
 
 def _shard_map(eqn, values, inside):

@@ -49,10 +49,36 @@ class Origin(NamedTuple):
     facts: Facts = _NO_FACTS
     """Facts about its axes."""
 
+    transposed: "Transposed | None" = None
+    """The value that it is a transposition of; None if no equation transposes it."""
+
     @property
     def inputs(self) -> frozenset[int]:
         """Indices of the inputs that the value depends on."""
         return frozenset(one for one in self.needed if isinstance(one, int))
+
+    def untransposed(self, ndim: int) -> "Transposed | None":
+        """Returns the value and the permutation of axes that give it.
+
+        Args:
+            ndim: its number of axes.
+
+        Returns:
+            The innermost value that is not transposed; None without an identity.
+        """
+        if self.identity is None or self.transposed is not None:
+            return self.transposed
+        return Transposed(self.identity, tuple(range(ndim)))
+
+
+class Transposed(NamedTuple):
+    """A value with its axes in another order."""
+
+    identity: str
+    """Identity of the value before the transposition."""
+
+    permutation: tuple[int, ...]
+    """Its axes, in the order of the transposed value."""
 
 
 def of_constant(value: Any) -> Origin:

@@ -29,6 +29,7 @@ from aqtlite.jaxpr.origins import NOTHING, Loop, Origin, digest
 from aqtlite.jaxpr.replacement import Location
 
 _MARK = "aqtlite mark "
+_NAMES = registry.OF_PRIMITIVES
 
 
 def mark(x: jax.Array, name: str) -> jax.Array:
@@ -45,7 +46,7 @@ class Site:
     eqn: Any = dataclasses.field(repr=False)
     scope: scopes.Scope
     operands: tuple[Origin, ...]
-    """Origins of the first two inputs: of lhs and rhs."""
+    """Origins of lhs and rhs; of all inputs, if it is no contraction."""
 
     around: tuple[str, ...]
     """Names of the primitives around the contraction, outermost first."""
@@ -112,16 +113,18 @@ def find(
         for i, aval in enumerate(closed.in_avals)
     ]
     found = Found([], [])
-    _walk(closed, inputs, _Place(frozenset(parameters), frozenset(names)), found)
+    walk(closed, inputs, Place(frozenset(parameters), frozenset(names)), found)
     return found
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class Place:
     """Place of a jaxpr inside the outermost one."""
 
     parameters: frozenset[int]
     primitives: frozenset[str]
+    """Names of the primitives to find."""
+
     location: Location = ()
     scope: str = ""
     around: tuple[str, ...] = ()
@@ -132,7 +135,7 @@ class _Place:
 
     def inside(
         self, eqn: Any, values: Sequence[Origin], index: int, body: int
-    ) -> "_Place":
+    ) -> "Place":
         """Returns the place of a body of an equation; `values` are input origins."""
         name = eqn.primitive.name
         obstacle = self.obstacle
@@ -156,7 +159,7 @@ class _Place:
             obstacle=obstacle,
         )
 
-    def inside_registered(self, eqn: Any, name: str, index: int) -> "_Place":
+    def inside_registered(self, eqn: Any, name: str, index: int) -> "Place":
         """Returns the place of the reference of a registered operation."""
         return dataclasses.replace(
             self,
@@ -181,13 +184,23 @@ class _Place:
         return bool(inputs) and inputs <= self.parameters
 
 
-def _walk(
+def walk(
     closed: core.ClosedJaxpr,
     inputs: Sequence[Origin],
-    place: _Place,
+    place: Place,
     found: Found,
 ) -> list[Origin]:
-    """Adds the contractions of a jaxpr; returns origins of the outputs."""
+    """Adds the contents of a jaxpr.
+
+    Args:
+        closed: the jaxpr.
+        inputs: origins of its inputs.
+        place: where it is.
+        found: what was found, to which its contents are added.
+
+    Returns:
+        Origins of its outputs.
+    """
     jaxpr = closed.jaxpr
     known = {
         var: origins.of_constant(value)
@@ -214,7 +227,7 @@ def _walk(
                     location,
                     eqn,
                     scopes.parse(place.scope_of(eqn)),
-                    tuple(values[:2]),
+                    tuple(values[:2] if eqn.primitive.name in _NAMES else values),
                     place.around,
                     place.per_step,
                     place.lengths,
@@ -222,13 +235,13 @@ def _walk(
                     place.registered,
                 )
             )
-        outputs = _walk_inside(eqn, index, values, place, found)
+        outputs = _inside(eqn, index, values, place, found)
         known.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _walk_inside(
-    eqn: Any, index: int, values: list[Origin], place: _Place, found: Found
+def _inside(
+    eqn: Any, index: int, values: list[Origin], place: Place, found: Found
 ) -> list[Origin]:
     """Adds the contractions inside an equation; returns origins of the outputs."""
     name = registry.name_of(eqn)
@@ -239,12 +252,12 @@ def _walk_inside(
             is_mapped = "vmap" in scope.transformations
             body = registry.checked_body(eqn, name, is_mapped=is_mapped)
             there = place.inside_registered(eqn, name, index)
-            return _walk(body, values, there, found)
+            return walk(body, values, there, found)
     of_bodies = []
     for number, body in enumerate(equations.bodies(eqn)):
         inner = _inputs_of_body(eqn, number, body, values, place)
         there = place.inside(eqn, values, index, number)
-        of_bodies.append(_walk(body, inner, there, found))
+        of_bodies.append(walk(body, inner, there, found))
     is_call = equations.called_body(eqn) is not None
     return of_bodies[0] if is_call else _outputs(eqn, values, of_bodies)
 
@@ -260,14 +273,27 @@ def _outputs(
     if len(identities) == len(values) and not eqn.effects:
         made = origins.digest_of_equation(eqn, identities)
     facts = _facts_of_outputs(eqn, [value.facts for value in values], of_bodies)
+    transposed = _transposed(eqn, values[0]) if made and values else None
     return [
         Origin(
             NOTHING.union(*(values[i].needed for i in needed)),
             made and digest(made, str(number)),
             facts[number],
+            transposed,
         )
         for number, needed in enumerate(analysis.equation_dependencies(eqn))
     ]
+
+
+def _transposed(eqn: Any, value: Origin) -> origins.Transposed | None:
+    if eqn.primitive is not primitives.transpose_p:
+        return None
+    permutation = eqn.params["permutation"]
+    before = value.untransposed(len(permutation))
+    if before is None:
+        return None
+    axes = tuple(before.permutation[axis] for axis in permutation)
+    return origins.Transposed(before.identity, axes)
 
 
 def _facts_of_outputs(
@@ -298,7 +324,7 @@ def _inputs_of_body(
     number: int,
     body: core.ClosedJaxpr,
     values: list[Origin],
-    place: _Place,
+    place: Place,
 ) -> list[Origin]:
     """Returns the origins of the inputs of a body of an equation."""
     count = len(body.in_avals)

@@ -92,8 +92,12 @@ def close_over_constants(
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array, or the shape and dtype of one."""
-    return hasattr(leaf, "dtype")
+    """Whether a leaf is an array, or the shape and dtype of one.
+
+    A scalar type such as `jax.numpy.float32` has a `dtype`, and is none.
+    """
+    is_described = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+    return is_described and not isinstance(leaf, type)
 
 
 def _is_number(leaf: Any) -> bool:

@@ -1,7 +1,9 @@
 """The processor's instructions for narrow numbers."""
 
 import functools
+import os
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -15,6 +17,19 @@ it divides products among threads that one thread computes in less time."""
 # Newer ones multiply int8 by int8 as fast as uint8 by int8 from this number of rows on.
 _MANY_ROWS = 17
 
+_CPUINFO = pathlib.Path("/proc/cpuinfo")
+
+_BEYOND = {
+    "SSE4_2": ("avx", "amx"),
+    "AVX": ("avx2", "avx_", "avx512", "amx"),
+    "AVX2": ("avx512", "amx"),
+    "AVX512": ("avx512_vnni", "avx512_bf16", "amx"),
+    "AVX512_VNNI": ("avx512_bf16", "amx"),
+    "AVX512_BF16": ("amx",),
+}
+"""Beginnings of the flags that XLA:CPU does not use, by the ``--xla_cpu_max_isa`` that
+XLA_FLAGS may give."""
+
 _BLACKWELL = 10
 
 TPUS_THAT_READ_ROWS = ("TPU v5 lite", "TPU v5", "TPU v5e", "TPU v5p")
@@ -24,9 +39,10 @@ TPUS_THAT_READ_ROWS = ("TPU v5 lite", "TPU v5", "TPU v5e", "TPU v5p")
 def multiplies_unsigned(rows: Any) -> bool:
     """Returns True if XLA:CPU multiplies uint8 by int8 faster than int8 by int8.
 
-    This is the case with AVX512-VNNI, which takes one unsigned operand (Intel,
-    "vpdpbusd"), unless there is AMX, which takes signed ones, too. Detected on Linux;
-    False elsewhere.
+    This is the case with AVX512-VNNI, and with AVX-VNNI on clients' processors without
+    AVX-512: they take one unsigned operand (Intel, "vpdpbusd"). Not if there is AMX,
+    which takes signed ones, too; LLVM does not use AVX-VNNI-INT8, which would. Detected
+    on Linux; False elsewhere.
 
     Args:
         rows: number of rows of the first operand, which may be symbolic (many).
@@ -38,13 +54,14 @@ def multiplies_unsigned(rows: Any) -> bool:
 @functools.cache
 def has_unsigned_dots() -> bool:
     """Whether the processor multiplies uint8 by int8, and not int8 by int8."""
-    return reads_as_unsigned(pathlib.Path("/proc/cpuinfo"))
+    return reads_as_unsigned(_CPUINFO)
 
 
 def reads_as_unsigned(cpuinfo: pathlib.Path) -> bool:
-    """Whether there is AVX512-VNNI without AMX, by a file like ``/proc/cpuinfo``."""
+    """Whether only unsigned dots are fast, by a file like ``/proc/cpuinfo``."""
     flags = _flags(cpuinfo)
-    return "avx512_vnni" in flags and "amx_int8" not in flags
+    has_vnni = not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
+    return has_vnni and "amx_int8" not in flags
 
 
 @functools.cache
@@ -54,9 +71,7 @@ def multiplies_bfloat16() -> bool:
     This is the case with AVX512-BF16 ("vdpbf16ps", two products to a float32 sum) or
     AMX. Detected on Linux; False elsewhere.
     """
-    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(
-        _flags(pathlib.Path("/proc/cpuinfo"))
-    )
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_flags(_CPUINFO))
 
 
 @functools.cache
@@ -86,12 +101,18 @@ def gpu_scales_blocks() -> bool:
 
 
 def _flags(cpuinfo: pathlib.Path) -> set[str]:
-    """The processor flags in a file like Linux's ``/proc/cpuinfo``, if it exists."""
+    """The flags of a file like Linux's ``/proc/cpuinfo`` that XLA:CPU may use.
+
+    None if there is no such file.
+    """
     if not cpuinfo.exists():
         return set()
+    limit = re.search(r"--xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
+    beyond = _BEYOND.get(limit[1].upper(), ()) if limit else ()
     return {
         flag
         for line in cpuinfo.read_text().splitlines()
         if line.startswith("flags")
         for flag in line.partition(":")[2].split()
+        if not flag.startswith(beyond)
     }

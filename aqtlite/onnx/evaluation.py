@@ -71,6 +71,17 @@ class Call:
         """Returns integers that have to be known in tracing."""
         return tuple(int(x) for x in self.static(value, name).reshape(-1))
 
+    def integer(self, value: Value, name: str) -> int:
+        """Returns an integer that has to be known in tracing.
+
+        Raises:
+            ValueError: if it depends on data, or is not one number.
+        """
+        found = self.integers(value, name)
+        if len(found) != 1:
+            raise self.unsupported(f"its {name} has {len(found)} elements, not one")
+        return found[0]
+
     def unsupported(self, what: str) -> ValueError:
         """Returns the error for a variant of the operator that is not supported."""
         return ValueError(f"{self.node} (opset {self.opset}): {what}")

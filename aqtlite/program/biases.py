@@ -60,7 +60,7 @@ def correct_biases(
         params: the float parameters.
         serving: the serving parameters.
         batches: the other arguments of calls, each a tuple of positional arguments or a
-            single argument; all count alike.
+            single argument; all of their elements count alike: there is no mask=.
         **kwargs: keyword arguments of the function, constants of the program.
 
     Returns:

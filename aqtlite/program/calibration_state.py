@@ -197,7 +197,7 @@ def states_of(one: PlannedContraction, state: State) -> States:
     """
     found: dict[str, Any] = {}
     for collection, fields in collections_of(one.cfg).items():
-        entry = state.get(collection, {}).get(one.path, {})
+        entry = state.get(collection, {}).get(one.kept_as, {})
         if set(fields) - set(entry) - OF_CONVERSION:
             raise ValueError(
                 f"the state has nothing for the contraction {one.path!r} in "
@@ -215,7 +215,7 @@ def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
     after = {name: dict(entries) for name, entries in state.items()}
     for one, collection, entry in left(planned, aux):
         if collection == STATISTICS:
-            after[STATISTICS][one.path] = entry
+            after[STATISTICS][one.kept_as] = entry
     return after
 
 

@@ -13,13 +13,13 @@ from aqtlite.program.calibration_state import State
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, guards, planning, statistics_uses
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
-    Model,
     Parameter,
     StoredWeight,
     by_input,
@@ -159,11 +159,10 @@ class ServingFunction:
             treedef,
             [x.struct if is_frozen(x) else x for x in leaves],
         )
-        params = jax.tree.unflatten(treedef, leaves)
         state = serving["state"]
         program = program_of(self.function, shapes, args, kwargs, state)
         frozen = frozen_by_module(serving[COLLECTION])
-        given = jax.tree.leaves(((params, *args), kwargs), is_leaf=is_frozen)
+        given = [*leaves, *jax.tree.leaves((args, kwargs))]
         values = [given[i] for i in program.traced.leaves]
         outputs = served.serve(program, values, frozen, self.converter)
         return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
@@ -243,7 +242,7 @@ class FunctionModel(Model):
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
         program = self._programs[call]
-        traced = program.traced_record(self._state, {one.key for one in weights})
+        traced = program.traced_record(self._state, weights)
         _, state_in = traced.inputs
         read: dict[int, Parameter | Buffer]
         read = {**program.parameters, **by_input(state_in, self.buffers)}

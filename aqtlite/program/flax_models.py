@@ -1,8 +1,11 @@
 """Models of Flax where functions are wanted, without importing Flax."""
 
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from aqtlite.jaxpr import module_scopes, tracing
 
 
 def is_nnx(fn: Any) -> bool:
@@ -36,3 +39,35 @@ def check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
             f"before its arguments: plan({type(fn).__name__}(...), variables, *args, "
             "rules=rules)"
         )
+
+
+def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> tracing.Traced:
+    """Traces a function, as `tracing.trace`, with marks of the modules in it.
+
+    Args:
+        function: function that returns a pytree of arrays.
+        args: its arguments.
+    """
+    with _marking_modules():
+        return tracing.trace(function, args)
+
+
+@contextlib.contextmanager
+def _marking_modules() -> Iterator[None]:
+    linen = sys.modules.get("flax.linen")
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(module_scopes.marking())
+        if linen is not None:
+            contexts.enter_context(linen.intercept_methods(_in_module))
+        yield
+
+
+def _in_module(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    """Calls a method of a module of Linen."""
+    module = context.module
+    if module.scope is None:
+        return call(*args, **kwargs)
+    path = module.path
+    root = "" if path else module.name or type(module).__name__
+    with module_scopes.entering(module_scopes.Module(root, path)):
+        return call(*args, **kwargs)

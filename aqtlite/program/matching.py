@@ -46,6 +46,10 @@ def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
             f"equation={one.equation!r}",
         ),
         (lambda: size >= rule.min_size, f"size {size}"),
+        (
+            lambda: rule.module is None or patterns.fullmatch(rule.module, one.module),
+            f"module={one.module!r}",
+        ),
     ]
     return [text for is_fulfilled, text in checks if not is_fulfilled()]
 

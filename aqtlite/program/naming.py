@@ -3,21 +3,37 @@
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from aqtlite import errors
-from aqtlite.jaxpr import tracing
+from aqtlite.jaxpr import module_scopes, tracing
+from aqtlite.jaxpr.module_scopes import Resolved
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program import injected
 
 Parameters = int | Sequence[int] | Callable[[str], bool] | None
 """The arguments of a function that are parameters; see `quantize_function`."""
 
-Naming = Callable[[Sequence[Site], Mapping[int, str]], list[str]]
+
+class Name(NamedTuple):
+    """Names of a contraction. Others may have equal ones."""
+
+    path: str
+    """Path that rules match."""
+
+    module: str
+    """Path of its module in the model, without scopes inside of the module."""
+
+    kept_under: str
+    """Name under which its weights and states are kept, the same in all versions: of
+    modules of Linen, with the names of their methods."""
+
+
+Naming = Callable[[Sequence[Site], Mapping[int, str]], list[Name]]
 """Function from contractions, in program order, and the names of parameter inputs, by
-index, to a path for each contraction. Paths may repeat."""
+index, to the names of each contraction."""
 
 
 Paths = Literal["scopes", "parameters"]
@@ -97,18 +113,25 @@ def naming_of(paths: Paths) -> Naming:
     return namings[paths]
 
 
-def by_scope(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
-    """Returns the name scopes around each contraction.
+def _resolved(site: Site) -> Resolved:
+    return module_scopes.resolved(injected.without_mark(site.scope.path))
+
+
+def by_scope(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:
+    """Returns the module and the name scopes around each contraction.
 
     Args:
         sites: the contractions.
         parameters: not used.
     """
     del parameters
-    return [injected.without_mark(site.scope.path) for site in sites]
+    scopes = map(_resolved, sites)
+    return [Name(one.path, one.module, one.written) for one in scopes]
 
 
-def by_scope_or_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
+def by_scope_or_leaf(
+    sites: Sequence[Site], parameters: Mapping[int, str]
+) -> list[Name]:
     """Returns the name scopes around each contraction; without any, as `by_leaf`.
 
     Scopes that are classes of Equinox's layers or equations do not count.
@@ -119,12 +142,12 @@ def by_scope_or_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> li
     """
     scopes, leaves = by_scope(sites, parameters), by_leaf(sites, parameters)
     return [
-        scope if _tells_which(scope) else leaf
+        scope if _tells_which(scope.path) else leaf
         for scope, leaf in zip(scopes, leaves, strict=True)
     ]
 
 
-def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
+def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:
     """Returns the path of the contracted parameter in the pytree of parameters.
 
     For a weight made of several parameters: the innermost node that contains them. For
@@ -141,13 +164,13 @@ def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
     steps = {i: tuple(path.split("/"))[is_single:] for i, path in parameters.items()}
     of_weights = [_holder(site, steps) for site in sites]
     nodes = [one if one is None else one[:-1] for one in of_weights]
-    scopes = by_scope(sites, parameters)
-    return [
-        _joined(_around(nodes, i), _without_classes(scope))
-        if leaf is None
-        else "/".join(leaf)
-        for i, (leaf, scope) in enumerate(zip(of_weights, scopes, strict=True))
-    ]
+    names = []
+    for i, (site, leaf, node) in enumerate(zip(sites, of_weights, nodes, strict=True)):
+        node = _around(nodes, i) if node is None else node
+        scopes = _without_classes(_resolved(site).written)
+        path = _joined(node, scopes) if leaf is None else "/".join(leaf)
+        names.append(Name(path, "/".join(node), path))
+    return names
 
 
 def _tells_which(scope: str) -> bool:
@@ -159,14 +182,15 @@ def _without_classes(scope: str) -> str:
     return "/".join(name for name in scope.split("/") if not _CLASS.fullmatch(name))
 
 
-def by_parameter(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
-    """Returns the path of each contraction's module, followed by its name scopes.
+def by_parameter(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:
+    """Returns the path of each contraction's module, followed by the scopes inside.
 
     For frameworks that add no name scopes of their own. A contraction of a weight
     belongs to the innermost module that contains its parameters; the path of a
     parameter without the last step is that of its module. A contraction of activations
-    belongs to the innermost module that contains the nearest weights contracted before
-    and after it: attention scores, for example, to the module of the four projections.
+    belongs to the module that is marked, or else to the innermost one that contains the
+    nearest weights contracted before and after it: attention scores, for example, to
+    the module of the four projections. The names to keep them under know no marks.
 
     Args:
         sites: the contractions, in program order.
@@ -175,14 +199,17 @@ def by_parameter(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[s
     """
     steps = {i: tuple(path.split("/")[1:-1]) for i, path in parameters.items()}
     of_weights = [_holder(site, steps) for site in sites]
-    modules = [
-        _around(of_weights, i) if module is None else module
-        for i, module in enumerate(of_weights)
-    ]
-    scopes = by_scope(sites, parameters)
-    return [
-        _joined(module, scope) for module, scope in zip(modules, scopes, strict=True)
-    ]
+    names = []
+    for i, (site, module) in enumerate(zip(sites, of_weights, strict=True)):
+        scope = _resolved(site)
+        kept_in = _around(of_weights, i) if module is None else module
+        kept_under = _joined(kept_in, scope.written)
+        if not scope.is_marked:
+            names.append(Name(kept_under, "/".join(kept_in), kept_under))
+            continue
+        path = scope.path if module is None else _joined(module, scope.inside)
+        names.append(Name(path, scope.module, kept_under))
+    return names
 
 
 _Node = tuple[str, ...]

@@ -5,8 +5,11 @@ from typing import Any
 
 from aqtlite.errors import RulesError
 
-_CONDITIONS = ("path", "op", "operands", "equation", "min_size")
+_CONDITIONS = ("path", "module", "op", "operands", "equation", "min_size")
 """Fields of rules that are conditions; a class of rules may have some of them."""
+
+_OF_FALLBACKS = {"path": ".*", "module": None, "op": None}
+"""Fields of a rule that may be for what the rules before it leave."""
 
 
 def conditions(rule: Any, anything: str) -> str:
@@ -29,8 +32,8 @@ def check(
 ) -> None:
     """Checks that a rule that decides nothing is a fallback.
 
-    A rule for any path and any operation is one: it may be for what the rules before it
-    leave, which may be nothing.
+    A rule for any path, module and operation is one: it may be for what the rules
+    before it leave, which may be nothing.
 
     Args:
         rules: the rules.
@@ -39,10 +42,13 @@ def check(
         anything: text for a rule without conditions.
 
     Raises:
-        RulesError: if the rule names a path or an operation, and matches something.
+        RulesError: if the rule names a path, a module or an operation, and matches
+            something.
     """
     rule = rules[index]
-    if not deciding or (rule.path == type(rule).path and rule.op is None):
+    if not deciding or all(
+        getattr(rule, name, value) == value for name, value in _OF_FALLBACKS.items()
+    ):
         return
     before = sorted(deciding)
     named = " and ".join(f"rule {i} ({conditions(rules[i], anything)})" for i in before)

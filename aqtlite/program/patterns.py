@@ -72,6 +72,27 @@ def check(pattern: str, where: str) -> None:
         ) from error
 
 
+def alternatives(pattern: str) -> list[tuple[str, str]]:
+    """Returns the alternatives of a pattern, each with the pattern without the others.
+
+    Those inside of a look-ahead are left out.
+
+    >>> alternatives(".*/(up|down)")
+    [('up', '.*/(up)'), ('down', '.*/(down)')]
+
+    Args:
+        pattern: a pattern that `check` accepts.
+    """
+    parser = _Parser(pattern)
+    parser.parse()
+    return [
+        (pattern[first:last], pattern[: ends[0][0]] + pattern[first:last] + rest)
+        for ends in parser.alternatives
+        for rest in [pattern[ends[-1][1] :]]
+        for first, last in ends
+    ]
+
+
 class _UnsupportedError(Exception):
     """Syntax of `re` that is not supported here."""
 
@@ -200,6 +221,8 @@ class _Parser:
         self.pattern = pattern
         self.position = 0
         self.flags = re.NOFLAG
+        self.alternatives: list[list[tuple[int, int]]] = []
+        """First and last position of alternatives, for each list of several."""
 
     def parse(self) -> _Node:
         return self._alternatives(_DEEPEST)
@@ -216,10 +239,16 @@ class _Parser:
     def _alternatives(self, levels: int) -> _Node:
         if not levels:
             raise _UnsupportedError(f"groups more than {_DEEPEST} levels deep")
+        first = self.position
         parts = [self._sequence(levels)]
+        ends = [(first, self.position)]
         while self._next() == "|":
             self.position += 1
+            first = self.position
             parts.append(self._sequence(levels))
+            ends.append((first, self.position))
+        if len(parts) > 1:
+            self.alternatives.append(ends)
         return parts[0] if len(parts) == 1 else _Alternatives(tuple(parts))
 
     def _sequence(self, levels: int) -> _Node:
@@ -291,6 +320,10 @@ class _Parser:
                 re.NOFLAG,
             )
             return _Sequence(())
+        count = len(self.alternatives)
         inside = self._alternatives(levels - 1)
         self.position += 1  # The closing parenthesis.
-        return _LookAhead(inside, found["look"] == "=") if found["look"] else inside
+        if not found["look"]:
+            return inside
+        del self.alternatives[count:]
+        return _LookAhead(inside, found["look"] == "=")

@@ -3,41 +3,46 @@
 import collections
 import dataclasses
 import functools
+import html
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import rich.console
+import rich.text
 from absl import logging
 from jax.extend import core
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.contraction import differentiation
 from aqtlite.contraction.contract import is_product
-from aqtlite.errors import RulesError
-from aqtlite.jaxpr import producers, sites
-from aqtlite.jaxpr.origins import Loop, Origin
+from aqtlite.jaxpr import opaque, producers, registry, sites, user_rules
 from aqtlite.jaxpr.sites import NamedValue, Site
+from aqtlite.operations import SIDES
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
+    in_rules,
     injected,
     matching,
-    overshadowed,
     plan_table,
+    unmatched,
     unsummed,
     visibility,
 )
-from aqtlite.program.naming import Naming, by_scope
+from aqtlite.program import unseen as unseen_lib
+from aqtlite.program.naming import Name, Naming, by_scope
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
-    Kind,
+    EMPTY,
     PlannedContraction,
-    PlannedOperand,
     equation_of,
     why_not_quantized,
 )
+from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule
+from aqtlite.program.unseen import Unseen
+from aqtlite.quantization import granularity
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -48,6 +53,9 @@ class Plan:
     rules: tuple[Rule, ...]
     named: tuple[NamedValue, ...] = dataclasses.field(compare=False)
     """The named values of the program."""
+
+    unseen: tuple[Unseen, ...] = ()
+    """Operations that may multiply floats, and that rules do not enter."""
 
     def quantized(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that are quantized."""
@@ -73,8 +81,10 @@ class Plan:
             fields = {
                 field.name: getattr(one, field.name)
                 for field in dataclasses.fields(one)
-                if field.name != "site"
+                if field.name
+                not in {"site", "kept_under", "kept_as", "gradients", "again"}
             }
+            fields["gradients_in"] = plan_table.gradients_in(one)
             fields["lhs"], fields["rhs"] = map(dataclasses.asdict, (one.lhs, one.rhs))
             fields["cfg"] = json.loads(config.to_json(one.cfg))
             rows.append(fields)
@@ -85,10 +95,15 @@ class Plan:
     ) -> rich.console.RenderResult:
         rows = plan_table.rows_of(self.contractions)
         yield plan_table.layout(self.summary(), rows, options.max_width)
+        if self.unseen:
+            yield rich.text.Text("\n".join(["Not entered:", *map(str, self.unseen)]))
 
     def _repr_html_(self) -> str:
         rows = plan_table.rows_of(self.contractions)
-        return plan_table.as_html(self.summary(), rows)
+        others = "".join(
+            f"<p>Not entered: {html.escape(str(x))}</p>" for x in self.unseen
+        )
+        return plan_table.as_html(self.summary(), rows) + others
 
     def summary(self) -> str:
         """Returns the number of contractions, quantized and in float, as text."""
@@ -117,26 +132,41 @@ def make(
 
     Raises:
         RulesError: if no contraction meets the conditions of a required rule, or if
-            such a rule names a path or an operation, and earlier rules decide about all
-            that it matches.
+            such a rule names a path, a module or an operation, and earlier rules decide
+            about all that it matches; and another rule of its group does no better.
     """
-    contents = sites.find(closed, parameters)
-    found = [site for site in contents.contractions if not _is_quantized_already(site)]
-    counts: collections.Counter[str] = collections.Counter()
-    planned, program = [], producers.Body(closed)
-    for site, module in zip(found, naming(found, parameters), strict=True):
-        number, counts[module] = counts[module], counts[module] + 1
-        planned.append(_planned(site, module, number, rules, parameters, program))
-    used = {one.rule for one in planned}
+    kinds = registry.OF_PRIMITIVES, user_rules.CALLS, opaque.names_in(closed)
+    contents = sites.find(closed, parameters, set().union(*kinds))
+    found, calls, others = (
+        [x for x in contents.contractions if x.eqn.primitive.name in names]
+        for names in kinds
+    )
+    found = [site for site in found if not _is_quantized_already(site)]
+    names = naming(found, parameters)
+    paths = _numbered([name.path for name in names])
+    kept = _numbered([name.kept_under for name in names])
+    program = producers.Body(closed)
+    planned = [
+        _planned(site, name._replace(path=path), kept_as, rules, parameters, program)
+        for site, name, path, kept_as in zip(found, names, paths, kept, strict=True)
+    ]
+    planned = in_rules.added(planned, calls, rules, parameters)
+    unseen = unseen_lib.found(others, calls, rules)
+    used = {one.rule for one in unseen if one.is_left(rules)}
     for index, rule in enumerate(rules):
-        if not rule.is_required or index in used:
-            continue
-        met = [one for one in planned if matching.fulfils(one, rule)]
-        if not met:
-            raise RulesError(matching.nothing_fulfils(rule, index, planned, closed))
-        deciding = {one.rule for one in met if one.rule is not None}
-        overshadowed.check(rules, index, deciding, "any contraction")
-    return Plan(tuple(planned), tuple(rules), tuple(contents.named))
+        if rule.is_required and index not in used:
+            unmatched.check_used(rules, index, planned, closed, parameters, naming)
+    return Plan(tuple(planned), tuple(rules), tuple(contents.named), unseen)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Returns names with ``#`` and a number from the second one on."""
+    counts: collections.Counter[str] = collections.Counter()
+    numbered = []
+    for name in names:
+        numbered.append(f"{name}#{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return numbered
 
 
 def _is_quantized_already(site: Site) -> bool:
@@ -152,20 +182,22 @@ _FLOAT = config.unquantized()
 
 def _planned(
     site: Site,
-    module: str,
-    number: int,
+    name: Name,
+    kept_as: str,
     rules: Sequence[Rule],
     parameters: Mapping[int, str],
     program: producers.Body,
 ) -> PlannedContraction:
     lhs, rhs = (
-        PlannedOperand(atom.aval.shape, atom.aval.dtype.name, _kind(origin, parameters))
+        PlannedOperand.of(atom.aval, origin, parameters)
         for atom, origin in zip(site.eqn.invars[:2], site.operands, strict=True)
     )
     given = injected.config_of(site.scope.path)
     one = PlannedContraction(
-        path=f"{module}#{number}" if number else module,
-        module=module,
+        path=name.path,
+        module=name.module,
+        kept_under=name.kept_under,
+        kept_as=kept_as,
         op=site.operation,
         registered=site.registered,
         equation=equation_of(site.eqn),
@@ -219,22 +251,9 @@ def _for_operands(one: PlannedContraction, cfg: config.DotGeneral) -> config.Dot
         return config.update(cfg, {"fwd.rhs.rounding": None, "fwd.rhs.sparsity": None})
     if rhs.rounding is not None and one.op != "ragged_dot":
         avals = [atom.aval for atom in one.site.eqn.invars]
-        try:
+        with errors.naming(one.path):
             Matrices.of(one.operation(avals), one.in_order(avals)[1].shape)
-        except ValueError as error:
-            raise ValueError(f"the contraction {one.path!r}: {error}") from error
     return cfg
-
-
-def _kind(origin: Origin, parameters: Collection[int]) -> Kind:
-    needed = origin.needed
-    if not needed:
-        return "constant"
-    is_steady = not any(isinstance(one, Loop) and one.is_carried for one in needed)
-    inputs = {one for one in needed if not isinstance(one, Loop)}
-    return (
-        "weight" if inputs and is_steady and inputs <= set(parameters) else "activation"
-    )
 
 
 def _why_float(
@@ -246,6 +265,8 @@ def _why_float(
     why = why_not_quantized(one.site.eqn)
     if why is not None:
         return why
+    if any(0 in x.shape for x in (one.lhs, one.rhs) if x.kind != "activation"):
+        return EMPTY
     if rule is not None and (cfg is None or not cfg.is_quantized):
         return f"rule {rule} leaves it so"
     why = unsummed.why(one, program)
@@ -270,10 +291,13 @@ def _obstacle(site: Site) -> str | None:
 def report(planned: Plan, *, strict: bool) -> None:
     """Logs contractions that a rule quantizes but that stay in float or unsmoothed.
 
+    And alternatives of rules that match nothing.
+
     Raises:
         ValueError: if a contraction with an injected config stays in float; with
             `strict`, if any float contraction does without a rule with ``cfg=None``;
-            if the size of a rotation does not divide the channels.
+            if the size of a rotation does not divide the channels, or blocks do not
+            divide an operand.
     """
     for one in planned.left_float():
         if one.is_injected:
@@ -288,21 +312,46 @@ def report(planned: Plan, *, strict: bool) -> None:
         and not one.is_left_alone
         and (one.rule is None or planned.rules[one.rule].cfg is not None)
     ]
-    if strict and left:
-        lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
+    lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
+    lines += [
+        f"  {one.path or NO_SCOPE}: its gradient is that of a {why}"
+        for one in planned.quantized()
+        if (why := one.why_gradients_float) is not None
+        and (one.cfg.dlhs.lhs.is_quantized or one.cfg.drhs.lhs.is_quantized)
+    ]
+    unseen = [one for one in planned.unseen if not one.is_left(planned.rules)]
+    lines += map(str, unseen)
+    if strict and lines:
         raise ValueError(
-            f"strict=True, and {len(left)} contractions stay in float:\n"
+            f"strict=True, and {len(lines)} contractions stay in float:\n"
             + "\n".join(lines)
             + "\nName those that are to stay so with Rule(path=..., cfg=None)"
         )
+    for other in unseen:
+        if other.rule is not None:
+            text = f"({other.op}) stays in float: {other.why_float}"
+            _warn_once(planned.rules, other.path, (), text)
     for one in left:
         if one.rule is not None:
             _warn(planned, one, f"stays in float: {one.why_float}")
+    for text in unmatched.alternatives(planned.rules, planned.contractions):
+        _log_once(planned.rules, text)
     for one in planned.quantized():
+        _check_blocks(one)
         if one.why_not_smoothed is not None:
             _warn(planned, one, f"is not smoothed: {one.why_not_smoothed}")
         if one.mixed_channels == 1:
             _warn(planned, one, f"is not rotated: {plan_table.NO_MATRIX}")
+
+
+def _check_blocks(one: PlannedContraction) -> None:
+    """Raises ValueError if blocks of the forward contraction divide no operand."""
+    operation, *shapes = one.types()
+    for side, x in zip(SIDES, shapes, strict=True):
+        tensor: config.Tensor = getattr(one.cfg.fwd, side)
+        if tensor.blocks is not None and not tensor.blocks.pad and 0 not in x.shape:
+            with errors.naming(one.path):
+                granularity.layout(tensor, x.shape, operation.axes(side), f"fwd.{side}")
 
 
 def _warn(planned: Plan, one: PlannedContraction, text: str) -> None:
@@ -314,6 +363,12 @@ def _warn(planned: Plan, one: PlannedContraction, text: str) -> None:
 def _warn_once(rules: Any, path: str, rhs_shape: tuple[int, ...], text: str) -> None:
     del rules, rhs_shape
     logging.warning("%r %s", path, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _log_once(rules: Any, text: str) -> None:
+    del rules
+    logging.warning("%s", text)
 
 
 def check_quantizes(planned: Plan) -> None:

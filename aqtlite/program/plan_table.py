@@ -1,5 +1,6 @@
 """Formats plans as tables for terminals and notebooks."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -8,8 +9,9 @@ import rich.console
 import rich.table
 import rich.text
 
-from aqtlite.config import tables
+from aqtlite.config import DotGeneral, DotGeneralRaw, arithmetic, tables
 from aqtlite.operations import SIDES
+from aqtlite.program import rule_gradients
 from aqtlite.program.planned import PlannedContraction
 
 NO_MATRIX = "no Hadamard matrix mixes the channels, nor equal parts of them"
@@ -23,7 +25,7 @@ NO_CONTRACTIONS = (
 NO_SCOPE = "(no name scope)"
 """Text for the path of a contraction outside all modules and name scopes."""
 
-_HEADS = ("path", "op", "lhs", "rhs", "rule", "runs in")
+_HEADS = ("path", "op", "lhs", "rhs", "rule", "runs in", "gradients in")
 _PLATFORM = "contracted in"
 """Head of a further column, in a plan for a platform."""
 
@@ -44,6 +46,7 @@ def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]
             str(one.rhs),
             _who_decides(one),
             _runs_in(one),
+            gradients_in(one),
             *([] if one.contracted_in is None else [one.contracted_in]),
         )
         for one in contractions
@@ -72,9 +75,10 @@ def layout(
     if sum(widths) < width:
         return table
     lines = [title]
-    for path, op, lhs, rhs, rule, runs_in, *contracted_in in rows:
+    for path, op, lhs, rhs, rule, runs_in, gradients, *contracted_in in rows:
         by = {"-": "", "injected": ", injected"}.get(rule, f", rule {rule}")
         lines += ["", path, f"    {runs_in}{by}", f"    {op}: {lhs}, {rhs}"]
+        lines.append(f"    gradients in {gradients}")
         lines += [f"    on {one}" for one in contracted_in]
     return rich.text.Text("\n".join(lines))
 
@@ -126,6 +130,48 @@ def _runs_in(one: PlannedContraction) -> str:
     if one.why_not_smoothed is not None:
         grids += f", not smoothed: {one.why_not_smoothed}"
     return ", ".join((grids, *_scales(one)))
+
+
+def gradients_in(one: PlannedContraction) -> str:
+    """Returns the grids of the gradients of a contraction, such as ``int8 x int8``.
+
+    The gradient of the result comes first. Where the function has a rule for its
+    gradient, that decides what there is.
+    """
+    if not one.is_quantized or one.why_gradients_float is not None:
+        return "float"
+    names = ("dlhs", "drhs")
+    if one.rule_of_gradient is None:
+        found = {name: _grids_of_gradient(one.cfg, name) for name in names}
+    else:
+        there = {rule_gradients.name_of(one, x) for x in one.gradients}
+        found = {
+            name: _grids(rule_gradients.config_of(one.cfg, name))
+            for name in names
+            if name in there
+        }
+    own = f"its {one.rule_of_gradient}" if one.rule_of_gradient else ""
+    if not found:
+        return f"as {own} has it"
+    texts = [f"{name} {text}" for name, text in found.items()]
+    if len(found) == 2 and len({*found.values()}) == 1:
+        texts = [found["dlhs"]]
+    return ", ".join(texts) + (f", in {own}" if own else "")
+
+
+def _grids_of_gradient(cfg: DotGeneral, name: str) -> str:
+    raw: DotGeneralRaw = getattr(cfg, name)
+    reused = arithmetic.reused_rhs(cfg, name)
+    return _grids(raw if reused is None else dataclasses.replace(raw, rhs=reused[1]))
+
+
+def _grids(raw: DotGeneralRaw) -> str:
+    tensors = raw.lhs, raw.rhs
+    if not any(tensor.is_quantized for tensor in tensors):
+        return "float"
+    return " x ".join(
+        tensor.grid.name if tensor.is_quantized else "float" for tensor in tensors
+    )
 
 
 def _scales(one: PlannedContraction) -> list[str]:

@@ -4,37 +4,24 @@ import dataclasses
 import math
 import string
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, operations
+from aqtlite import config, errors, operations
 from aqtlite.config import DotGeneral, arithmetic, of_activations
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import ragged_dot
+from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
+from aqtlite.program import injected
+from aqtlite.program.planned_operand import PlannedOperand
+from aqtlite.program.recognized import Again, Gradient
 from aqtlite.quantization import granularity, rotation, sparsity
 from aqtlite.quantization.statistics import States
-from aqtlite.shapes.sharding import describe
-
-Kind = Literal["weight", "activation", "constant"]
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedOperand:
-    """An operand of a contraction."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    kind: Kind
-    """"weight": depends only on parameters. "constant": depends on no input.
-    "activation": any other."""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {describe(self)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +32,14 @@ class PlannedContraction:
     """Path that rules match, with ``#`` and a number from the second one on."""
 
     module: str
-    """Path without the number."""
+    """Path of the module of Flax that contracts, in its model; of other functions, the
+    name scopes but for the equations of einsums."""
+
+    kept_under: str
+    """Name under which its frozen weights are kept."""
+
+    kept_as: str
+    """Name under which its calibration states are kept; no other contraction has it."""
 
     op: str
     """Function of `jax.lax` that contracts."""
@@ -79,6 +73,23 @@ class PlannedContraction:
     """Whether the config comes from an injected function, before any rules."""
 
     site: Site = dataclasses.field(repr=False, compare=False)
+
+    rule_of_gradient: str | None = dataclasses.field(default=None, kw_only=True)
+    """What gives its gradients in place of its config: "jax.custom_vjp" or
+    "jax.custom_jvp" of the function around it. None: nothing does."""
+
+    why_gradients_float: str | None = dataclasses.field(default=None, kw_only=True)
+    """Reason why the gradients that this rule gives stay in float, if any."""
+
+    gradients: tuple[Gradient, ...] = dataclasses.field(
+        default=(), kw_only=True, repr=False, compare=False
+    )
+    """Contractions in that rule that are recognized as its gradients."""
+
+    again: tuple[Again, ...] = dataclasses.field(
+        default=(), kw_only=True, repr=False, compare=False
+    )
+    """Contractions in that rule that are recognized as this one, computed again."""
 
     contracted_in: str | None = None
     """Platform and dtypes of its products there, as ``"cuda: int8 x int8"``, with those
@@ -134,6 +145,12 @@ class PlannedContraction:
         lhs, rhs, *rest = values
         return [rhs, lhs, *rest] if self.is_exchanged else [lhs, rhs, *rest]
 
+    @property
+    def origins(self) -> dict[Side, Origin]:
+        """Origins of the operands, by side of the config."""
+        lhs, rhs = self.in_order(self.site.operands)
+        return {"lhs": lhs, "rhs": rhs}
+
     def index(self, side: Side) -> int:
         """Returns the index, among its equation's inputs, of a side of the config."""
         return int((side == "rhs") != self.is_exchanged)
@@ -178,10 +195,8 @@ class PlannedContraction:
         if how is None:
             return None
         operation, lhs, rhs = self.types()
-        try:
+        with errors.naming(self.path):
             return rotation.order_of(how, operation, lhs.shape, rhs.shape, "fwd")
-        except ValueError as error:
-            raise ValueError(f"the contraction {self.path!r}: {error}") from error
 
     def shared_by(self, side: Side) -> str | None:
         """Returns what shares a scale of an activation that its result keeps apart.
@@ -264,6 +279,16 @@ class PlannedContraction:
 
         return Replacement(function, states, per_step=self.site.per_step)
 
+    def marked(self, states: States) -> Replacement:
+        """Returns the replacement that contracts in float, marked with the config."""
+
+        def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
+            del states
+            with injected.mark(self.cfg):
+                return self.in_float(values), None
+
+        return Replacement(function, states)
+
     def _order(self, lhs_ndim: int) -> tuple[int, ...] | None:
         """Returns the permutation of the result's axes; None for none.
 
@@ -323,6 +348,9 @@ _GEOMETRY = (
 )
 
 
+EMPTY = "an operand is empty"
+
+
 def why_not_quantized(eqn: Any) -> str | None:
     """Returns why an equation cannot be quantized, or None if it can.
 
@@ -333,8 +361,8 @@ def why_not_quantized(eqn: Any) -> str | None:
     for aval in (lhs, rhs):
         if not jnp.issubdtype(aval.dtype, jnp.floating):
             return f"it contracts {aval.dtype.name}, and only floats are quantized"
-    if 0 in (*lhs.shape, *rhs.shape):
-        return "an operand is empty"
+    if 0 in lhs.shape and 0 in rhs.shape:
+        return EMPTY
     if eqn.primitive.name == "ragged_dot_general":
         dims = eqn.params["ragged_dot_dimension_numbers"]
         found = (

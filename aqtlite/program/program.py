@@ -12,11 +12,11 @@ import numpy as np
 
 from aqtlite.contraction import remat
 from aqtlite.jaxpr import rewriting, tracing
-from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.replacement import Aux, Replacement
-from aqtlite.operations import Side
+from aqtlite.operations import SIDES, Side
 from aqtlite.program import plan as planning
-from aqtlite.program import unsummed
+from aqtlite.program import rule_gradients, unsummed
+from aqtlite.program import steps as steps_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.serving import statistics_uses
@@ -33,7 +33,9 @@ from aqtlite.program.serving.model import (
     StoredOperand,
 )
 from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.quantization.state_collections import collections_of
+from aqtlite.quantization import second_moment, statistics
+from aqtlite.quantization.second_moment import SecondMoment
+from aqtlite.quantization.state_collections import STATISTICS, collections_of
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes import sharding
 
@@ -88,10 +90,11 @@ class Program:
             ValueError: if the rules quantize nothing, as in `plan.check_quantizes`.
         """
         planning.check_quantizes(self.plan)
-        replacements = {
-            one.site.location: how(one, self.states_of(one))
-            for one in self.plan.quantized()
-        }
+        replacements = {}
+        for one in self.plan.quantized():
+            made = how(one, self.states_of(one))
+            replacements[one.site.location] = made
+            replacements.update(rule_gradients.replacements(one, made))
         return rewriting.evaluate(self.traced.jaxpr, values, replacements)
 
     def discovery(self, buffers: Collection[int] = ()) -> Discovery:
@@ -102,16 +105,24 @@ class Program:
         """
         found: list[FoundOperand] = []
         for one, module, position in self.numbered():
-            call, obstacle = self.contraction_of_types(one), _obstacle(one)
+            call, obstacle = self.contraction_of_types(one), self._obstacle(one)
             states = self.states_of(one)
             statistics_uses.note_operands(
-                dataclasses.replace(call, states=shapes_of(states, per_step(one))),
+                dataclasses.replace(
+                    call, states=shapes_of(states, steps_lib.per_step(one))
+                ),
                 self.place_of(one),
                 needs_frozen=True,
             )
             for side in call.quantized_sides():
                 key = OperandKey(module, position, side)
                 operand = FoundOperand.of(call, key, obstacle, is_injected=False)
+                operand = dataclasses.replace(
+                    operand,
+                    state=self.state_of_weight(one, side),
+                    num_states=steps_lib.num_states(one),
+                    moments=(self.place_of(one),) if _is_rounded(one, side) else (),
+                )
                 place = Place(one.site.location, one.index(side))
                 origin = one.site.operands[place.number]
                 found.append(operand.made_of(origin, place, self.parameters, buffers))
@@ -126,13 +137,13 @@ class Program:
         )
 
     def traced_record(
-        self, state: Any, keys: Collection[OperandKey], kept: Any = ()
+        self, state: Any, weights: Sequence[FoundOperand], kept: Any = ()
     ) -> tracing.Traced:
         """Traces `record` as a function of the program's inputs and the state.
 
         Args:
             state: state of all calibrations, arrays or shapes.
-            keys: keys of the weights.
+            weights: the weights.
             kept: pytree of indices of the program's outputs to keep.
 
         Returns:
@@ -142,14 +153,14 @@ class Program:
 
         def run(values: list[Any], state: Any) -> Any:
             program = dataclasses.replace(self, state=state)
-            outputs, stored = program.record(values, keys)
+            outputs, stored = program.record(values, weights)
             return jax.tree.map(lambda i: outputs[i], kept), stored
 
         inputs = [sharding.shape_of(aval) for aval in self.traced.jaxpr.in_avals]
         return tracing.trace(run, (inputs, state))
 
     def record(
-        self, values: Sequence[Any], keys: Collection[OperandKey]
+        self, values: Sequence[Any], weights: Sequence[FoundOperand]
     ) -> tuple[list[Any], list[StoredOperand]]:
         """Evaluates the program and returns the `WeightOutputs` of weights.
 
@@ -158,37 +169,66 @@ class Program:
 
         Args:
             values: inputs of the jaxpr.
-            keys: keys of the weights.
+            weights: the weights.
 
         Returns:
             The outputs of the program, and the stored operands.
         """
+        by_key = {one.key: one for one in weights}
         replacements, wanted = {}, {}
         for one, module, position in self.numbered():
-            of_sides = [OperandKey(module, position, side) for side in ("lhs", "rhs")]
-            recorded = [key for key in of_sides if key in keys]
-            of_parameters = self.parameters.keys()
-            gives_weight = all(x.inputs <= of_parameters for x in one.site.operands)
+            of_sides = [OperandKey(module, position, side) for side in SIDES]
+            recorded = [by_key[key] for key in of_sides if key in by_key]
+            gives_weight = self._gives_weight(one)
             if not recorded and not gives_weight:
                 continue
-            states = self.states_of(one)
+            states, steps = self.states_of(one), steps_lib.per_step(one)
             given: States | None = states
             record = functools.partial(self._recorded, one, recorded, gives_weight)
-            has_states = bool(collections_of(one.cfg)) and any(per_step(one))
-            if recorded and not has_states:
+            if recorded:
+                steps = steps_lib.frozen_per_step(one) or ()
+                states = self._by_all_moments(states, recorded, sum(steps))
+                given = states
+            if recorded and not (bool(collections_of(one.cfg)) and any(steps)):
                 # Loops carry the weight as auxiliary arrays, in place of given states.
                 record, given = functools.partial(_with_states, record, states), None
             location = one.site.location
             wanted[location] = recorded
             replacements[location] = Replacement(
-                record, given, has_aux=bool(recorded), per_step=per_step(one)
+                record, given, has_aux=bool(recorded), per_step=steps
             )
         outputs, aux = rewriting.evaluate(self.traced.jaxpr, values, replacements)
         return outputs, [
-            StoredOperand(key, aux[location][key.side])
+            StoredOperand(weight.key, aux[location][weight.key.side])
             for location, recorded in wanted.items()
-            for key in recorded
+            for weight in recorded
         ]
+
+    def state_of_weight(self, one: PlannedContraction, side: Side) -> Path:
+        """Returns the path of the states that quantize an operand; empty for none."""
+        reads = statistics.reads_state(one.cfg.for_serving(), side)
+        return self.place_of(one) if reads else ()
+
+    def _by_all_moments(
+        self, states: States, recorded: Sequence[FoundOperand], num_steps: int
+    ) -> States:
+        """Returns the states of a contraction, with the moment of all its inputs.
+
+        The moments of all contractions of its weight are added; and, of a weight that
+        the steps of scans share, those of the steps.
+
+        Args:
+            states: states of the contraction.
+            recorded: its weights.
+            num_steps: number of scans around it with a weight for each step.
+        """
+        places = [place for weight in recorded for place in weight.moments]
+        gathered = self.state.get(STATISTICS, {}) if places else {}
+        found = [statistics_uses.at(gathered, (*one, "moment")) for one in places]
+        if not found or not all(isinstance(one, SecondMoment) for one in found):
+            return states
+        summed = (second_moment.of_steps(one, num_steps) for one in found)
+        return states._replace(moment=functools.reduce(second_moment.merged, summed))
 
     def parameters_of_weights(self) -> set[Parameter]:
         """Returns the parameters behind the weights of quantized contractions."""
@@ -268,16 +308,43 @@ class Program:
     def _recorded(
         self,
         one: PlannedContraction,
-        keys: Sequence[OperandKey],
+        weights: Sequence[FoundOperand],
         gives_weight: bool,
         values: Sequence[Any],
         states: States,
     ) -> tuple[Sequence[Any], dict[Side, WeightOutputs]]:
         call = self.contraction(one, values, states)
-        recorded = {key.side: call.weight_outputs(key.side) for key in keys}
+        sides = [weight.key.side for weight in weights]
+        recorded = {side: call.weight_outputs(side) for side in sides}
         if not gives_weight:
             return one.in_float(values), recorded
         return one.contract(call.cfg, one.in_order(values), states), recorded
+
+    def _gives_weight(self, one: PlannedContraction) -> bool:
+        """Whether a weight may be made of the result of a contraction."""
+        of_parameters = self.parameters.keys()
+        return all(x.inputs <= of_parameters for x in one.site.operands)
+
+    def _obstacle(self, one: PlannedContraction) -> str | None:
+        """Returns why no weight of a contraction can be frozen, or None."""
+        for name, text in (
+            ("cond", "a branch of lax.cond or lax.switch"),
+            ("while", "a lax.while_loop"),
+            ("shard_map", "a jax.shard_map"),
+        ):
+            if name in one.site.around:
+                return f"contracted inside {text}, which weights cannot leave"
+        steps = steps_lib.frozen_per_step(one)
+        if steps is None:
+            return (
+                "only some of the scans around it have a weight, or a calibration "
+                "state, for each step"
+            )
+        if steps != steps_lib.per_step(one) and self._gives_weight(one):
+            return (
+                "in a scan, its calibration has a state for each step, and it has none"
+            )
+        return None
 
 
 def arrays(values: Sequence[Any]) -> list[Any]:
@@ -316,40 +383,6 @@ def shapes_of(tree: Any, per_step: Sequence[bool] = ()) -> Any:
     return jax.tree.map(shape_of, tree)
 
 
-def per_step(one: PlannedContraction) -> tuple[bool, ...]:
-    """Whether each scan around a contraction has its states or weights per step."""
-    if collections_of(one.cfg):
-        return one.site.per_step
-    return weights_per_step(one)
-
-
-def weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
-    """Whether each scan around a contraction has its frozen weights per step."""
-    weights = [x for x in one.site.operands if x.identity is not None]
-    return tuple(
-        any(Loop(depth, False) in weight.needed for weight in weights)
-        for depth in range(len(one.site.per_step))
-    )
-
-
-def _obstacle(one: PlannedContraction) -> str | None:
-    """Returns why no weight of a contraction can be frozen, or None."""
-    for name, text in (
-        ("cond", "a branch of lax.cond or lax.switch"),
-        ("while", "a lax.while_loop"),
-        ("shard_map", "a jax.shard_map"),
-    ):
-        if name in one.site.around:
-            return f"contracted inside {text}, which weights cannot leave"
-    if per_step(one) != weights_per_step(one):
-        return "in a scan, its calibration has a state for each step, and it has none"
-    has_both = any(per_step(one)) and not all(per_step(one))
-    if has_both and collections_of(one.cfg):
-        return "only some of the scans around it have a state for each step"
-    return None
-
-
-def origins(one: PlannedContraction) -> dict[Side, Origin]:
-    """Returns the origins of the operands, by side of the config."""
-    lhs, rhs = one.in_order(one.site.operands)
-    return {"lhs": lhs, "rhs": rhs}
+def _is_rounded(one: PlannedContraction, side: Side) -> bool:
+    """Whether an operand, if it is a weight, is rounded by the moment of its inputs."""
+    return side == "rhs" and one.cfg.fwd.rhs.rounding is not None

@@ -109,7 +109,7 @@ class QuantizedFunction:
         values = program.traced.values((args, kwargs))
         state: dict[str, Any] = {}
         for one, collection, entry in states_lib.init(program, values):
-            state.setdefault(collection, {})[one.path] = entry
+            state.setdefault(collection, {})[one.kept_as] = entry
         return state
 
     def run(
@@ -189,14 +189,15 @@ class QuantizedFunction:
 
         Raises:
             TypeError: if `state` is not a state, or a mask is not of bool.
-            ValueError: if a mask does not fit, as for `aqtlite.flax.calibrate`.
+            ValueError: if a mask does not fit, as for `aqtlite.flax.calibrate`, or if
+                outside of `jax.jit` no token counts in an array.
         """
 
         def update(state: State, kwargs: Any, args: Any) -> dict[str, Any]:
             return self.gather(state, *args, **kwargs)
 
         masks = masks_lib.of_leaves(mask, args)
-        after: dict[str, Any] = masking.evaluate(update, (state, kwargs, args), masks)
+        after: dict[str, Any] = masking.of_one(update, (state, kwargs, args), masks)
         return after
 
     def evaluate(
@@ -243,15 +244,15 @@ class QuantizedFunction:
             traced,
             planned,
             parameters={},
-            module_of=lambda one: tuple(filter(None, one.module.split("/"))),
+            module_of=lambda one: tuple(filter(None, one.kept_under.split("/"))),
             state=state,
             states_in=states_lib.states_of,
-            place_of=lambda one: (one.path,),
+            place_of=lambda one: (one.kept_as,),
         )
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
         """Traces a call."""
-        return tracing.trace(
+        return flax_models.trace(
             lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
         )
 

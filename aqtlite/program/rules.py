@@ -9,6 +9,7 @@ from aqtlite import config, errors
 from aqtlite.config import serialization
 from aqtlite.jaxpr import registry
 from aqtlite.program import patterns, rules_json, rules_qwix
+from aqtlite.program.qwix_tensors import MxScales
 
 ANY_PATH = ".*"
 """Regular expression of any path."""
@@ -36,10 +37,11 @@ class Rule:
     """
 
     path: str = ANY_PATH
-    """Regular expression for the whole path of a contraction: the name scopes around it
-    (`jax.named_scope`; Flax modules add their names), joined by slashes; without any,
-    the path of the parameter that it contracts. The second contraction with a path has
-    ``#1`` at the end, the third ``#2``."""
+    """Regular expression for the whole path of a contraction: the path of its module of
+    Flax, and the name scopes inside of the module (`jax.named_scope`; `jnp.einsum` adds
+    its equation), joined by slashes; without any, the path of the parameter that it
+    contracts. In models of Linen, the name of the class comes first. The second
+    contraction with a path has ``#1`` at the end, the third ``#2``."""
 
     op: str | tuple[str, ...] | None = None
     """Function of `jax.lax` that contracts ("dot_general", "conv_general_dilated",
@@ -65,9 +67,19 @@ class Rule:
     """Minimum number of elements of the smaller operand. An operand of symbolic size
     (`jax.export`) counts as the larger one."""
 
+    module: str | None = None
+    """Regular expression for the whole path of the module of Flax that contracts, in
+    its model: ``layers_0/mlp``, without the name of a class, scopes or equations. Of
+    other functions, for the name scopes without equations. None for any."""
+
     is_required: bool = True
     """Whether it is an error if no contraction of a program meets the conditions, or if
-    the rule has a `path` or an `op`, and earlier rules decide about all that do."""
+    the rule has a `path`, a `module` or an `op`, and earlier rules decide about all
+    that do."""
+
+    group: str | None = None
+    """Name that alternatives have in common, such as one rule for weights and one for
+    activations: it is enough if one of a group is of use. None: it is by itself."""
 
     def __post_init__(self) -> None:
         if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
@@ -81,7 +93,7 @@ class Rule:
                 "Rule.cfg.out quantizes results, which other equations of the program "
                 "take as arrays: leave out=config.Tensor()"
             )
-        for name in ("path", "equation"):
+        for name in ("path", "equation", "module"):
             _check_pattern(name, getattr(self, name))
         self._check_op()
         if self.operands not in get_args(Operands):
@@ -93,6 +105,8 @@ class Rule:
             raise ValueError(
                 f"Rule.min_size must be an integer, not negative, got {self.min_size!r}"
             )
+        if self.group is not None and not isinstance(self.group, str):
+            raise TypeError(f"Rule.group must be a string, got {self.group!r}")
         if not isinstance(self.is_required, bool):
             raise TypeError(
                 f"Rule.is_required must be a bool, got {self.is_required!r}"
@@ -114,7 +128,7 @@ class Rule:
 
 
 def _check_pattern(name: str, pattern: Any) -> None:
-    if (name, pattern) in (("path", ANY_PATH), ("equation", None)):
+    if pattern == (ANY_PATH if name == "path" else None):
         return
     if not isinstance(pattern, str):
         raise TypeError(f"Rule.{name} must be a string, got {pattern!r}")
@@ -187,12 +201,15 @@ def from_json(text: str) -> tuple[Rule, ...]:
     return rules_json.read(text, Rule, _arguments)
 
 
-def from_qwix(rules: Any, *, root: str = "") -> tuple[Rule, ...]:
+def from_qwix(
+    rules: Any, *, root: str = "", mx_scales: MxScales = "overflow_aware"
+) -> tuple[Rule, ...]:
     """Converts rules of Qwix to rules for the same contractions and integers.
 
     Each rule becomes two, one for weights and one for pairs of activations; or one that
     keeps floats, if it has no `weight_qtype`. As in Qwix, the first match decides, and
-    a rule may match nothing. The differences from Qwix:
+    `module_path` is the path of a module (`Rule.module`). Unlike there, a rule that is
+    of no use is an error. The differences in results:
 
     - The smallest integer (-128 of int8) is not used: a negative element of the largest
       magnitude becomes -127.
@@ -203,26 +220,32 @@ def from_qwix(rules: Any, *, root: str = "") -> tuple[Rule, ...]:
     >>> (weight, activations) = from_qwix([{"weight_qtype": "int4"}])
     >>> weight.cfg.fwd.rhs, weight.operands
     (Tensor(numerics=IntSymmetric(bits=4)), 'weight')
-    >>> from_qwix([{"module_path": "mlp/.*", "weight_qtype": "int8"}], root="Model")[
-    ...     0
-    ... ].path.startswith("Model")
-    True
 
     Args:
         rules: objects such as `qwix.QuantizationRule` and `qwix.QtRule`, or mappings of
             their fields; a sequence or a single one. Qwix itself is not imported.
-        root: first step of paths that `module_path` omits: for a Linen model the name
-            of its class; for an NNX model nothing.
+        root: name of the class of the Linen model that they are for; with another one
+            they match nothing. Empty for any model.
+        mx_scales: scales of mxfp8 and mxfp4. "overflow_aware": as Qwix has them since
+            August 2026 (`calibration.OverflowAware`). "ceil": as in the release 0.1.8
+            and before, which clip nothing.
 
     Raises:
         TypeError: if a rule is neither.
         ValueError: if a field has no equivalent; the message names the field and a
-            remedy.
+            remedy. If `mx_scales` is unknown.
     """
+    if mx_scales not in get_args(MxScales):
+        raise ValueError(
+            f"from_qwix: mx_scales must be one of {', '.join(get_args(MxScales))}, got "
+            f"{mx_scales!r}"
+        )
     is_one = isinstance(rules, Mapping | str) or not isinstance(rules, Iterable)
     several = [rules] if is_one else rules
     return tuple(
-        Rule(**fields) for one in several for fields in rules_qwix.read(one, root)
+        Rule(**fields, group=f"rule {number} of Qwix")
+        for number, one in enumerate(several)
+        for fields in rules_qwix.read(one, root, mx_scales)
     )
 
 

@@ -3,11 +3,14 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-import jax.numpy as jnp
+from absl import logging
 
-from aqtlite import calibration, config, numerics
+from aqtlite import config, numerics
+from aqtlite.jaxpr import registry
+from aqtlite.program import qwix_tensors
+from aqtlite.program.qwix_tensors import Asked, MxScales, no_equivalent
 
 _DEFAULTS: dict[str, Any] = {
     "module_path": ".*",
@@ -27,53 +30,69 @@ _DEFAULTS: dict[str, Any] = {
     "channelwise_noise_axes": (0,),
     "additional_qt_config": None,
 }
-"""The fields of rules of Qwix 0.1, with their defaults."""
+"""The fields of rules of Qwix, with their defaults."""
 
-_OPS = {"dot_general", "einsum", "conv_general_dilated", "ragged_dot"}
+_PRODUCTS = {"dot_general", "einsum"}
+_OPS = _PRODUCTS | {"conv_general_dilated", "ragged_dot"}
 """Operations of Qwix; all but einsum are also operations of `Rule.op`."""
 
-_IS_EINSUM, _IS_NONE = "(?=.*->)", "(?!.*->)"
-"""Look-ahead for paths with, and without, the equation of an einsum."""
+_IS_EINSUM, _IS_NONE = "(?=.*->).*", "(?!.*->).*"
+"""Paths with, and without, the equation of an einsum."""
 
-_MX = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn"}
-"""Element dtypes of the formats with power-of-two scales."""
+_NOISES = ("uniform", "low_bit_uniform")
 
-_GIVEN = (calibration.Constant, calibration.ConstantRange)
-"""Calibrations with fixed ranges, which read no array."""
+_NAMES = {
+    "lhs_qtype": "act_qtype",
+    "lhs_calibration_method": "act_calibration_method",
+    "rhs_qtype": "weight_qtype",
+    "rhs_calibration_method": "weight_calibration_method",
+    "dlhs_grad_qtype": "bwd_qtype",
+    "dlhs_grad_calibration_method": "bwd_calibration_method",
+    "dlhs_stochastic_rounding_noise_fn": "bwd_stochastic_rounding",
+    "drhs_grad_qtype": "bwd_qtype",
+    "drhs_grad_calibration_method": "bwd_calibration_method",
+    "drhs_stochastic_rounding_noise_fn": "bwd_stochastic_rounding",
+    "drhs_tile_size": "bwd_weight_grad_tile_size",
+}
+"""For fields of a contraction, those of the rule that give them."""
 
-_BEHIND = r"(?:/?[^/#]*->[^/#]*)?(?:#\d+)?"
-"""Pattern for the end of a path after its module: an equation and a number."""
 
-
-def read(rule: Any, root: str) -> list[dict[str, Any]]:
+def read(rule: Any, root: str, mx_scales: MxScales) -> list[dict[str, Any]]:
     """Returns the fields of the rules equivalent to one of Qwix.
 
     Args:
         rule: an object with the attributes of `qwix.QuantizationRule` or a class
             derived from it, or a mapping of them.
         root: as in `rules.from_qwix`.
+        mx_scales: as in `rules.from_qwix`.
 
     Raises:
         TypeError: if it is neither.
         ValueError: if a field has no equivalent.
     """
     fields = {**_DEFAULTS, **_fields(rule)}
-    path = f"(?:{fields['module_path']}){_BEHIND}"
-    if root:
-        # The path of the root itself has no slash after it.
-        path = rf"{re.escape(root)}(?:/|(?![^#])){path}"
-    if fields["weight_qtype"] is None:
-        made: list[dict[str, Any]] = [{"cfg": None}]
-    else:
-        reader = _Reader(fields)
-        made = [
-            {"operands": "weight", "cfg": reader.of_weight()},
-            {"operands": "activations", "cfg": reader.of_activations()},
-        ]
+    # The name of the class comes first in paths of Linen.
+    of_root = rf"(?={re.escape(root)}(?:/|$|#))" if root else ""
+    module = None if fields["module_path"] == ".*" else fields["module_path"]
     return [
-        {"path": before + path, "op": op, "is_required": False, **one}
-        for before, op in _operations(fields["op_names"])
-        for one in made
+        {"path": of_root + path, "module": module, "op": op, **one}
+        for path, op, additional in _operations(fields)
+        for one in _configs(fields, additional, mx_scales)
+    ]
+
+
+def _configs(
+    fields: Mapping[str, Any], additional: Mapping[str, Any], mx_scales: MxScales
+) -> list[dict[str, Any]]:
+    """Returns configs with the operands that they are for."""
+    if fields["weight_qtype"] is None:
+        return [{"cfg": None}]
+    _check_static(fields)
+    weights = _Reader(fields, additional, mx_scales, has_weight=True)
+    activations = _Reader(fields, additional, mx_scales, has_weight=False)
+    return [
+        {"operands": "weight", "cfg": weights.of_weight()},
+        {"operands": "activations", "cfg": activations.of_activations()},
     ]
 
 
@@ -95,7 +114,7 @@ def _fields(rule: Any) -> dict[str, Any]:
         )
     for name, value in given.items():
         if name not in _DEFAULTS:
-            raise _no_equivalent(
+            raise no_equivalent(
                 name,
                 value,
                 "leave it out, and name what it concerns by rules of its own",
@@ -103,113 +122,141 @@ def _fields(rule: Any) -> dict[str, Any]:
     return given
 
 
-def _operations(names: Any) -> list[tuple[str, str | tuple[str, ...] | None]]:
-    """Returns pairs of a look-ahead for paths and a value of `Rule.op`."""
-    names = {names} if isinstance(names, str) else set(names)
-    if unknown := names - _OPS:
-        raise _no_equivalent(
+def _operations(fields: Mapping[str, Any]) -> list[tuple[str, Any, Mapping[str, Any]]]:
+    """Returns `Rule.path`, `Rule.op` and the fields of contractions that are given."""
+    given = fields["op_names"]
+    names = {given} if isinstance(given, str) else set(given)
+    if unknown := names - _OPS - {*registry.names()}:
+        raise no_equivalent(
             "op_names",
             tuple(sorted(unknown)),
-            f"name some of {', '.join(sorted(_OPS))}; a kernel is a rule of its own "
-            "here (aqtlite.register_operation)",
+            f"name some of {', '.join(sorted(_OPS))}, or a kernel that is registered "
+            "before (aqtlite.register_operation)",
         )
-    if not names:
-        return [("", None)]
-    products = names & {"dot_general", "einsum"}
-    others = tuple(sorted(names - products))
-    asked: list[tuple[str, str | tuple[str, ...] | None]] = []
-    if len(products) == 1:
-        # Both are dot_generals; the path of an einsum contains its equation.
-        asked.append((_IS_EINSUM if "einsum" in products else _IS_NONE, "dot_general"))
-    elif products:
-        others = ("dot_general", *others)
+    # In Qwix they concern neither convolutions nor ragged_dot.
+    additional = fields["additional_qt_config"] or {}
+    if not names and not additional:
+        return [(".*", None, {})]
+    names = names or {*_PRODUCTS, *registry.names()}
+    products, others = names & _PRODUCTS, tuple(sorted(names - _PRODUCTS))
+    if products == _PRODUCTS and not additional:
+        return [(".*", ("dot_general", *others), {})]
+    # Both are dot_generals; the path of an einsum contains its equation.
+    path = _IS_EINSUM if "einsum" in products else _IS_NONE
+    path = ".*" if products == _PRODUCTS else path
+    found: list[tuple[str, Any, Mapping[str, Any]]] = []
+    if products:
+        found.append((path, "dot_general", additional))
     if others:
-        asked.append(("", others))
-    return asked
+        found.append((".*", others, {}))
+    return found
+
+
+def _check_static(fields: Mapping[str, Any]) -> None:
+    if fields["act_static_scale"] is not None and fields["act_qtype"] is None:
+        raise no_equivalent(
+            "act_static_scale",
+            fields["act_static_scale"],
+            "it needs an act_qtype, in Qwix, too",
+        )
+    if fields["act_static_scale"] and not fields["disable_channelwise_axes"]:
+        raise no_equivalent(
+            "act_static_scale",
+            True,
+            "Qwix has a static scale for each position here, and aqtlite one per "
+            "tensor: read the rule without it, and set fwd.lhs.calibration to "
+            "calibration.MeanOverBatches() and fwd.lhs.calib_shared_axes to "
+            "'per_tensor' with config.update, as config.static_int8 does",
+        )
 
 
 class _Reader:
-    """Builds configs from the fields of a Qwix rule."""
+    """Builds a config of a contraction from the fields that Qwix makes for it."""
 
-    def __init__(self, fields: Mapping[str, Any]):
-        self._fields = fields
-        self._check()
-        self._is_per_tensor: bool = fields["disable_channelwise_axes"]
-        self._act = self._forward("act_qtype", "act_calibration_method")
-        self._weight = self._forward("weight_qtype", "weight_calibration_method")
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        additional: Mapping[str, Any],
+        mx_scales: MxScales,
+        *,
+        has_weight: bool,
+    ):
+        self._given, self._mx_scales = additional, mx_scales
+        self._fields = _of_contraction(fields, has_weight)
+        for name, value in additional.items():
+            if name not in self._fields:
+                self._refuse(name, value, "leave it out, and use config.update")
+        self._fields = {**self._fields, **additional}
+        self._lhs, self._rhs = self._forward("lhs"), self._forward("rhs")
         if fields["act_static_scale"]:
-            self._act = self._static(self._act)
-
-    def _check(self) -> None:
-        fields = self._fields
-        others = fields["additional_qt_config"] or {}
-        if any(value is not None for value in others.values()):
-            raise _no_equivalent(
-                "additional_qt_config",
-                fields["additional_qt_config"],
-                "leave it out, and change the rules' configs with config.update",
-            )
-        if fields["act_static_scale"] is not None and fields["act_qtype"] is None:
-            raise _no_equivalent(
-                "act_static_scale",
-                fields["act_static_scale"],
-                "it needs an act_qtype, in Qwix, too",
-            )
-        if fields["act_static_scale"] and not fields["disable_channelwise_axes"]:
-            raise _no_equivalent(
-                "act_static_scale",
-                True,
-                "Qwix has a static scale for each position here, and aqtlite one per "
-                "tensor: read the rule without it, and set fwd.lhs.calibration to "
-                "calibration.MeanOverBatches() and fwd.lhs.calib_shared_axes to "
-                "'per_tensor' with config.update, as config.static_int8 does",
-            )
-        if fields["tile_size"] and fields["disable_channelwise_axes"]:
-            raise _no_equivalent(
-                "disable_channelwise_axes",
-                True,
-                "tile_size has a scale for each row of a tile: leave one of them out",
-            )
+            self._lhs = qwix_tensors.static(self._lhs)
+            if not has_weight:
+                self._rhs = qwix_tensors.static(self._rhs)
 
     def of_weight(self) -> config.DotGeneral:
-        """Returns the config for an activation and a weight."""
-        return self._dot_general(
-            self._act, self._weight, self._fields["bwd_weight_grad_tile_size"]
+        """Returns the config."""
+        rhs = dataclasses.replace(self._rhs, sparsity=self._sparsity())
+        return config.DotGeneral(
+            fwd=config.DotGeneralRaw(lhs=self._lhs, rhs=rhs),
+            dlhs=self._backward("dlhs", self._rhs),
+            drhs=self._backward("drhs", self._lhs),
         )
 
     def of_activations(self) -> config.DotGeneral | None:
         """Returns the config for two activations; None to keep them in float."""
-        if self._fields["act_qtype"] is None:
+        if self._lhs != self._rhs:
+            logging.warning(
+                "from_qwix: additional_qt_config has other fields for rhs than for "
+                "lhs: two activations are both quantized as lhs"
+            )
+        if not self._lhs.is_quantized:
             return None
-        return self._dot_general(self._act, self._act, None)
-
-    def _dot_general(
-        self, lhs: config.Tensor, rhs: config.Tensor, tile_size: Any
-    ) -> config.DotGeneral:
-        forward = config.DotGeneralRaw(lhs=lhs, rhs=rhs)
-        if self._fields["bwd_qtype"] is None:
-            # Without bwd_qtype, gradients are contracted in float.
-            return config.DotGeneral(fwd=forward)
-        blocks = _blocks("bwd_weight_grad_tile_size", tile_size)
         return config.DotGeneral(
-            fwd=forward,
-            dlhs=config.DotGeneralRaw(lhs=self._gradient(None), rhs=_reused(rhs)),
-            drhs=config.DotGeneralRaw(lhs=self._gradient(blocks), rhs=_reused(lhs)),
+            fwd=config.DotGeneralRaw(lhs=self._lhs, rhs=self._lhs),
+            dlhs=self._backward("dlhs", self._lhs),
+            drhs=self._backward("drhs", self._lhs),
         )
 
-    def _forward(self, qtype: str, method: str) -> config.Tensor:
-        blocks = _blocks("tile_size", self._fields["tile_size"])
-        return self._tensor(qtype, method, blocks)
+    def _forward(self, side: str) -> config.Tensor:
+        if self._fields[f"{side}_collect_quant_stat"] is not None:
+            name = f"{side}_collect_quant_stat"
+            self._refuse(name, self._fields[name], "use act_static_scale")
+        return self._tensor(side, "tile_size", side)
 
-    def _gradient(self, blocks: config.Blocks | None) -> config.Tensor:
-        tensor = self._tensor("bwd_qtype", "bwd_calibration_method", blocks)
-        noise, grid = self._fields["bwd_stochastic_rounding"], tensor.numerics
+    def _tensor(self, prefix: str, tile_size: str, side: str) -> config.Tensor:
+        qtype, method = f"{prefix}_qtype", f"{prefix}_calibration_method"
+        clips = prefix != side or not self._fields["disable_gradient_clipping"]
+        asked = Asked(
+            self._fields[qtype],
+            self._fields[method],
+            self._fields[tile_size],
+            self._fields[f"{prefix}_disable_channelwise_axes"],
+            clips,
+            (self._name(qtype), self._name(method), self._name(tile_size)),
+        )
+        return qwix_tensors.tensor_of(asked, self._mx_scales)
+
+    def _backward(
+        self, side: Literal["dlhs", "drhs"], forward: config.Tensor
+    ) -> config.DotGeneralRaw:
+        """Returns the config of a gradient, given that of the operand in it."""
+        tile_size = f"{side}_tile_size"
+        gradient = self._tensor(f"{side}_grad", tile_size, "")
+        is_original = self._fields["use_original_residuals"]
+        if is_original or not forward.is_quantized or forward.blocks:
+            residual = self._tensor(f"{side}_residual", tile_size, "")
+        else:
+            residual = config.Tensor(use_fwd_quant=True)
+        return config.DotGeneralRaw(lhs=self._noisy(side, gradient), rhs=residual)
+
+    def _noisy(self, side: str, tensor: config.Tensor) -> config.Tensor:
+        name = f"{side}_stochastic_rounding_noise_fn"
+        noise, grid = self._fields[name], tensor.numerics
         if noise is None:
             return tensor
-        if noise != "uniform":
-            raise _no_equivalent(
-                "bwd_stochastic_rounding", noise, "aqtlite rounds with 'uniform' noise"
-            )
+        # In additional_qt_config, a function of Qwix that says its method.
+        if getattr(noise, "method", noise) not in _NOISES:
+            self._refuse(name, noise, f"write {' or '.join(map(repr, _NOISES))}")
         if not isinstance(grid, numerics.IntSymmetric):
             return tensor  # Qwix rounds other grids to nearest.
         noisy = dataclasses.replace(
@@ -217,112 +264,63 @@ class _Reader:
         )
         return dataclasses.replace(tensor, numerics=noisy)
 
-    def _static(self, tensor: config.Tensor) -> config.Tensor:
-        if isinstance(tensor.calibration, _GIVEN):
-            return tensor
-        mean = calibration.MeanOverBatches(of=tensor.calibration)
-        return dataclasses.replace(tensor, calibration=mean)
+    def _sparsity(self) -> config.NofM | None:
+        rule = self._fields["sparsity_rule"]
+        if rule is None:
+            return None
+        n, m = rule.weight_sparsity_n, rule.weight_sparsity_m
+        others = rule.weight_sparsity_block_size, rule.weight_sparsity_offset
+        if rule.weight_sparsity_order != "C" or any(others):
+            self._refuse(
+                "sparsity_rule",
+                rule,
+                "groups lie along the contracting axis here, which is order='C' "
+                "without block_size and offset",
+            )
+        return config.NofM(n, m, decay=0.0) if m else None
 
-    def _tensor(
-        self, qtype: str, method: str, blocks: config.Blocks | None
-    ) -> config.Tensor:
-        if self._fields[qtype] is None:
-            return config.Tensor()
-        text = self._fields[method] or "absmax"
-        name, numbers = _parsed(method, text)
-        grid = _grid(qtype, self._fields[qtype])
-        is_fixed = name == "fixed"
-        made: dict[str, Any] = {"numerics": grid}
-        if is_fixed or self._is_per_tensor:
-            made["calib_shared_axes"] = "per_tensor"
-        if not is_fixed:
-            made["blocks"] = blocks
-        if self._fields[qtype] in _MX:
-            if blocks != config.Blocks(size=32):
-                raise _no_equivalent(
-                    qtype, self._fields[qtype], "its tile_size is 32, in Qwix, too"
-                )
-            made["po2_scale"] = True
-        match name, numbers:
-            case "absmax", []:
-                return config.Tensor(**made)
-            case "absmax", [scale]:
-                made["calibration"] = calibration.AbsMax(clipping_scale=scale)
-                clips = scale < 1
-            case "rms", [factor]:
-                made["calibration"], clips = calibration.RMS(factor), True
-            case "fixed", ([_] | [_, _]) as bounds:
-                low, high = (-bounds[0], bounds[0]) if len(bounds) == 1 else bounds
-                if low == -high:
-                    made["calibration"] = calibration.Constant(high)
-                else:
-                    made["calibration"] = calibration.ConstantRange(min=low, max=high)
-                    made["numerics"] = _with_zero_point(method, text, grid)
-                clips = True
-            case "minmax", []:
-                made["calibration"], clips = calibration.MinMax(), False
-                made["numerics"] = _with_zero_point(method, text, grid)
-            case _:
-                raise _no_equivalent(
-                    method,
-                    text,
-                    "write absmax, absmax,<scale>, minmax, rms,<factor>, fixed,<bound> "
-                    "or fixed,<min>,<max>; aqtlite.calibration has others, for the "
-                    "rules that this returns",
-                )
-        if clips:
-            made["numerics"] = dataclasses.replace(made["numerics"], clip_gradient=True)
-        return config.Tensor(**made)
+    def _name(self, name: str) -> str:
+        if name in self._given:
+            return f"additional_qt_config[{name!r}]"
+        return _NAMES.get(name, name)
+
+    def _refuse(self, name: str, value: Any, remedy: str) -> None:
+        raise no_equivalent(self._name(name), value, remedy)
 
 
-def _reused(forward: config.Tensor) -> config.Tensor:
-    """Returns the operand of a gradient: reuses forward quantization without blocks."""
-    return config.Tensor(use_fwd_quant=forward.is_quantized and not forward.blocks)
+_SIDES = ("lhs", "rhs")
 
 
-def _grid(name: str, qtype: Any) -> Any:
-    """Returns the grid of a qtype."""
-    if qtype == "nf4":
-        return numerics.NormalFloat()
-    dtype = _MX.get(qtype, qtype) if isinstance(qtype, str) else jnp.dtype(qtype).name
-    if match := re.fullmatch("int([2-8])", dtype):
-        return numerics.IntSymmetric(bits=int(match[1]))
-    if re.fullmatch("float[48]_.*", dtype):
-        return numerics.Float.from_dtype(dtype)
-    remedy = "name one of int2 to int8, a float8 or float4 dtype, nf4, mxfp8 or mxfp4"
-    if dtype == "nvfp4":
-        remedy = "its scales have no second level in Qwix: config.nvfp4() is the format"
-    raise _no_equivalent(name, qtype, remedy)
-
-
-def _with_zero_point(name: str, text: str, grid: Any) -> numerics.IntAffine:
-    if not isinstance(grid, numerics.IntSymmetric) or grid.bits not in (4, 8):
-        raise _no_equivalent(
-            name, text, "a zero point needs int8 or int4, in Qwix, too"
-        )
-    return numerics.IntAffine(bits=grid.bits, signed=True)
-
-
-def _blocks(name: str, size: Any) -> config.Blocks | None:
-    """Returns the blocks of a tile size: a block size, or 1 / number of blocks."""
-    if not size:
-        return None
-    if isinstance(size, int):
-        return config.Blocks(size=size)
-    count = round(1 / size)
-    if abs(count * size - 1) > 1e-6:
-        raise _no_equivalent(name, size, "write an int, or 1 / <number of tiles>")
-    return config.Blocks(count=count)
-
-
-def _parsed(name: str, text: Any) -> tuple[str, list[float]]:
-    """Splits a calibration method into its name and numbers."""
-    method, *numbers = str(text).lower().split(",")
-    try:
-        return method, [float(number) for number in numbers]
-    except ValueError as error:
-        raise _no_equivalent(name, text, "write numbers behind the commas") from error
-
-
-def _no_equivalent(name: str, value: Any, remedy: str) -> ValueError:
-    return ValueError(f"from_qwix: {name}={value!r} has no equivalent: {remedy}")
+def _of_contraction(fields: Mapping[str, Any], has_weight: bool) -> dict[str, Any]:
+    """Returns the fields of Qwix's `DotGeneralQtConfig` that its provider makes."""
+    rhs = "weight" if has_weight else "act"
+    made: dict[str, Any] = {
+        "lhs_qtype": fields["act_qtype"],
+        "rhs_qtype": fields[f"{rhs}_qtype"],
+        "tile_size": fields["tile_size"],
+        "lhs_calibration_method": fields["act_calibration_method"],
+        "rhs_calibration_method": fields[f"{rhs}_calibration_method"],
+        "disable_gradient_clipping": False,
+        "use_original_residuals": fields["bwd_qtype"] is None,
+        "sparsity_rule": None,
+    }
+    for side in _SIDES:
+        is_per_tensor = fields["disable_channelwise_axes"]
+        made |= {
+            f"{side}_collect_quant_stat": None,
+            f"{side}_disable_channelwise_axes": is_per_tensor,
+            f"d{side}_grad_qtype": fields["bwd_qtype"],
+            f"d{side}_grad_calibration_method": fields["bwd_calibration_method"],
+            f"d{side}_grad_disable_channelwise_axes": is_per_tensor,
+            f"d{side}_tile_size": None,
+            f"d{side}_stochastic_rounding_noise_fn": fields["bwd_stochastic_rounding"],
+            f"d{side}_residual_qtype": None,
+            f"d{side}_residual_calibration_method": "absmax",
+            f"d{side}_residual_disable_channelwise_axes": False,
+        }
+    if fields["bwd_qtype"] is None:
+        made["dlhs_stochastic_rounding_noise_fn"] = None
+        made["drhs_stochastic_rounding_noise_fn"] = None
+    elif has_weight:
+        made["drhs_tile_size"] = fields["bwd_weight_grad_tile_size"]
+    return made

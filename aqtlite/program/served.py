@@ -1,6 +1,5 @@
 """Evaluates a traced function with frozen weights in place of float parameters."""
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from aqtlite.jaxpr import analysis, rewriting
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import Side
 from aqtlite.program import program as program_lib
+from aqtlite.program import steps as steps_lib
 from aqtlite.program.plan import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.serving import guards, identity
@@ -77,13 +77,9 @@ def serve(
     for one in program.plan.quantized():
         weights = found[one.site.location]
         beside = {s: weight.name for s, weight in weights.items() if weight.floats}
-        replacements[one.site.location] = Replacement(
-            functools.partial(_contract, program, one, beside),
-            (
-                {side: weight.qtensor for side, weight in weights.items()},
-                program.states_of(one),
-            ),
-            per_step=program_lib.per_step(one),
+        frozen_weights = {side: weight.qtensor for side, weight in weights.items()}
+        replacements[one.site.location] = _replacement(
+            program, one, beside, frozen_weights
         )
     arrays = program_lib.arrays(values)
     return rewriting.evaluate(program.traced.jaxpr, arrays, replacements)[0]
@@ -116,8 +112,12 @@ def find(
         converter: the user's call of the conversion, for messages.
     """
     found: dict[Side, Found] = {}
-    call = program.contraction_of_types(one)
-    for side, origin in program_lib.origins(one).items():
+    call, per_step = program.contraction_of_types(one), steps_lib.frozen_per_step(one)
+    if per_step is None:
+        return found
+    # Leading axes of weights that hold one for each step of a scan.
+    steps = tuple(itertools.compress(one.site.lengths, per_step))
+    for side, origin in one.origins.items():
         operand = call.operand(side)
         name = _name(program, origin.inputs)
         similar = [
@@ -127,8 +127,8 @@ def find(
             and (entry.record.operand.side, entry.record.identity)
             == (side, origin.identity)
             and entry.record.operand.contracting == operand.contracting
+            and entry.record.state in ((), program.state_of_weight(one, side))
         ]
-        steps = _steps(one)
         floats = program.parameters.keys() & origin.inputs - gone
         by_number = tuple(sorted(floats, key=program.parameters.__getitem__))
         for entry in guards.fitting(similar, call.cfg, operand, steps, converter):
@@ -158,7 +158,7 @@ def _check_read(
         name = str(program.parameters[i])
         guards.check_has_weight(name, records, converter)
     for one in quantized:
-        for side, origin in program_lib.origins(one).items():
+        for side, origin in one.origins.items():
             of_weight = read & origin.needed
             if of_weight and origin.identity and side not in found[one.site.location]:
                 name = str(program.parameters[min(of_weight)])
@@ -169,40 +169,63 @@ def _check_read(
     guards.refuse_float_read(name, "this call reads it in float", converter)
 
 
-def _contract(
+def _replacement(
     program: Program,
     one: PlannedContraction,
     beside: Mapping[Side, str],
-    values: Sequence[Any],
-    given: tuple[Mapping[Side, QTensor], States],
-) -> tuple[Sequence[Any], None]:
-    """Contracts with frozen weights.
+    weights: Mapping[Side, QTensor],
+) -> Replacement:
+    """Returns the replacement of a contraction by one with frozen weights.
 
     Args:
         program: the traced call.
         one: the contraction.
         beside: names of the weights with parameters that stayed in float, by side.
-        values: inputs of its equation.
-        given: its frozen weights, and the states of its calibrations.
+        weights: its frozen weights.
     """
-    frozen, states = given
+    states, per_step = program.states_of(one), steps_lib.per_step(one)
+    if steps_lib.frozen_per_step(one) == per_step:
+
+        def function(values: Sequence[Any], given: Any) -> tuple[Any, None]:
+            return _contract(program, one, beside, values, *given), None
+
+        return Replacement(function, (weights, states), per_step=per_step)
+
+    def with_shared_weights(values: Sequence[Any], states: Any) -> tuple[Any, None]:
+        return _contract(program, one, beside, values, weights, states), None
+
+    return Replacement(with_shared_weights, states, per_step=per_step)
+
+
+def _contract(
+    program: Program,
+    one: PlannedContraction,
+    beside: Mapping[Side, str],
+    values: Sequence[Any],
+    weights: Mapping[Side, QTensor],
+    states: States,
+) -> Sequence[Any]:
+    """Contracts with frozen weights.
+
+    Args:
+        program: the traced call.
+        one: the contraction.
+        beside: as in `_replacement`.
+        values: inputs of its equation.
+        weights: its frozen weights.
+        states: the states of its calibrations.
+    """
     call = program.contraction(one, values, states)
     operands: dict[Side, Any] = {"lhs": call.lhs, "rhs": call.rhs}
-    for side, weight in frozen.items():
+    for side, weight in weights.items():
         if side in beside:
             weight = guards.without_gradient(beside[side], weight, operands[side])
         operands[side] = weight
     inputs = [operands["lhs"], operands["rhs"], *values[2:]]
-    return one.contract(call.cfg, inputs, call.states), None
+    return one.contract(call.cfg, inputs, call.states)
 
 
 def _name(program: Program, needed: Set[Any]) -> str:
     """Returns the names of the parameters among the inputs of a weight."""
     numbers = program.parameters.keys() & needed
     return ", ".join(map(str, sorted(program.parameters[i] for i in numbers)))
-
-
-def _steps(one: PlannedContraction) -> tuple[int, ...]:
-    """Returns the sizes of leading axes that hold one frozen weight per scan step."""
-    of_weights = program_lib.weights_per_step(one)
-    return tuple(itertools.compress(one.site.lengths, of_weights))

@@ -7,6 +7,7 @@ import numpy as np
 from rich import filesize
 
 from aqtlite.config.tables import Tables
+from aqtlite.qtensor import codes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes.sharding import describe
 
@@ -33,13 +34,15 @@ def tabulate(variables: Any) -> str:
 
     Returns:
         The text, which a notebook renders as a table. A `QTensor` counts as one array;
-        its size is that of the integers, scales and zero points, with one byte for each
-        integer of 4 bits or fewer.
+        its size is that of the integers, scales and zero points as a checkpoint keeps
+        them: values of 4 bits take half a byte.
     """
     nodes = jax.tree.leaves_with_path(
         jax.tree.map(_as_array, variables), is_leaf=_is_quantized
     )
-    rows = [(_name(path), _content(node), _nbytes(node)) for path, node in nodes]
+    rows = [
+        (_name(path), _content(node), codes.stored_bytes(node)) for path, node in nodes
+    ]
     total = sum(size for _, _, size in rows)
     cells = [(path, array, filesize.decimal(size)) for path, array, size in rows]
     count = f"{len(rows)} array{'s' * (len(rows) != 1)}"
@@ -57,10 +60,6 @@ def _as_array(leaf: Any) -> Any:
 
 def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _nbytes(node: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(node))
 
 
 def _content(node: Any) -> str:

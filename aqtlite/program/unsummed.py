@@ -22,11 +22,10 @@ def why(one: PlannedContraction, program: producers.Body) -> str | None:
         one: the contraction, of floats.
         program: the program that contains it.
     """
-    operation, _, rhs = one.types()
-    if operation.sums_nothing:
-        return SUMS_NOTHING
-    if operation.sums_one(rhs.shape):
-        return SUMS_ONE
+    alone = why_alone(one)
+    if alone is not None:
+        return alone
+    operation, *_ = one.types()
     for side in SIDES:
         # In a convolution, an element of lhs is in sums with several elements of rhs.
         if side == "lhs" and not operation.pairs_elements and one.op != "ragged_dot":
@@ -39,6 +38,14 @@ def why(one: PlannedContraction, program: producers.Body) -> str | None:
         ):
             return MOVES_DATA
     return None
+
+
+def why_alone(one: PlannedContraction) -> str | None:
+    """Returns why there is nothing to quantize, by its axes and shapes alone."""
+    operation, _, rhs = one.types()
+    if operation.sums_nothing:
+        return SUMS_NOTHING
+    return SUMS_ONE if operation.sums_one(rhs.shape) else None
 
 
 def is_reason(why_float: str | None) -> bool:

@@ -53,7 +53,7 @@ def init(tensor: config.Tensor, ndim: int) -> Any:
 
 
 def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) -> Any:
-    """Returns the statistics after one more batch.
+    """Returns the statistics after one more batch; one not finite changes nothing.
 
     Args:
         tensor: config of the output gradient, which has one scale.
@@ -128,7 +128,7 @@ def _root(leaf: jax.Array) -> jax.Array:
 def _is_whole(statistics: GradientStatistics) -> jax.Array:
     """Whether statistics are neither a sum, nor a mean, nor a multiple.
 
-    Statistics of a gradient that is not finite pass, and make the scale NaN.
+    Statistics that are not finite pass, and make the scale NaN.
     """
     wanted = jax.tree.map(_root, statistics.state)
     differ = jax.tree.map(

@@ -52,7 +52,7 @@ def update(
     rhs: Any,
     mask: jax.Array | None = None,
 ) -> Any:
-    """Returns the second moment after one more batch.
+    """Returns the second moment after one more batch; one not finite changes nothing.
 
     Args:
         state: `SecondMoment` of the batches before.
@@ -81,21 +81,41 @@ def update(
             "has no weights to round: set fwd.rhs.rounding to None there"
         )
     after = SecondMoment(state.batches + 1, state.moment + found)
-    return after if mask is None else counting.if_any(mask, after, state)
+    enters = jnp.isfinite(_powers(found)).all()
+    if mask is not None:
+        enters &= jnp.any(mask)
+    return counting.chosen(enters, after, state)
 
 
 def may_be_finite(state: SecondMoment) -> bool:
     """Whether a second moment is finite, or not known to hold NaN or infinities."""
     if isinstance(state.moment, jax.core.Tracer):
         return True
-    # An input that is not finite makes its own power so.
-    powers = jnp.diagonal(state.moment, axis1=-2, axis2=-1)
-    return bool(jnp.isfinite(powers).all())
+    return bool(jnp.isfinite(_powers(state.moment)).all())
+
+
+def _powers(moment: jax.Array) -> jax.Array:
+    """The power of each input. One that is not finite makes its own power so."""
+    return jnp.diagonal(moment, axis1=-2, axis2=-1)
 
 
 def merged(one: SecondMoment, other: SecondMoment) -> SecondMoment:
     """Returns the second moment of the batches of both."""
     return jax.tree.map(jnp.add, one, other)
+
+
+def of_steps(state: SecondMoment, num_steps: int) -> SecondMoment:
+    """Returns second moments of the steps of some scans, added over the others' steps.
+
+    Args:
+        state: a second moment, stacked along the steps of scans, outermost first.
+        num_steps: number of the innermost scans whose steps stay apart.
+    """
+
+    def of(x: jax.Array, ndim: int) -> jax.Array:
+        return x.sum(tuple(range(x.ndim - ndim - num_steps)))
+
+    return SecondMoment(of(state.batches, 0), of(state.moment, 3))
 
 
 def without(tree: Any) -> Any:

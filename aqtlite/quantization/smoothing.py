@@ -8,7 +8,7 @@ the range of normal numbers.
 The factor of lhs, ``1 / s``, is computed here, keepdims with size 1 along the remaining
 axes of lhs. A channel of zeros (or of subnormal numbers) in either operand has
 ``s = 1``. So has a channel with a NaN or an infinity, which then propagates as it would
-without smoothing; but statistics that are not finite make ``s`` NaN.
+without smoothing, and enters no statistics.
 
 Scales from statistics are stored with them, in `SmoothingStatistics`.
 """
@@ -211,29 +211,31 @@ def update_state(
         rhs: like `lhs`.
         dims: canonical dimension numbers.
         masks: bool arrays of the shapes of the operands, True for elements that count;
-            None for all. A batch with none changes nothing.
+            None for all. A batch with none, or one not finite, changes nothing.
     """
     _check_given(cfg, state)
     if state.is_absorbed or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
         return state
     states = {}
+    enters = jnp.bool_(True)
     for side, x, mask in zip(SIDES, (lhs, rhs), masks, strict=True):
         how, axes = _calibration(cfg, side), _remaining(dims, side, x.ndim)
-        if how.has_state:
-            fixed, before = exact.float32(jax.lax.stop_gradient(x)), state.of(side)
-            if mask is None:
-                states[side] = how.update(before, fixed, axes, _GRID)
-            else:
-                kept = jnp.where(mask, fixed, jnp.float32(0))
-                states[side] = how.masked_update(before, kept, mask, axes, _GRID)
+        fixed, before = exact.float32(jax.lax.stop_gradient(x)), state.of(side)
+        if mask is not None:
+            fixed = jnp.where(mask, fixed, jnp.float32(0))
+            enters &= jnp.any(mask)
+        enters &= counting.is_finite(fixed, axes)
+        if not how.has_state:
+            continue
+        if mask is None:
+            states[side] = how.update(before, fixed, axes, _GRID)
+        else:
+            states[side] = how.masked_update(before, fixed, mask, axes, _GRID)
     after = SmoothingStatistics(state.batches + 1, **states)
     of_lhs = _lhs_factor(cfg, lhs, rhs, dims, after, masks)
     _check_shape(of_lhs.shape, state.lhs_factor.shape)
     after = dataclasses.replace(after, lhs_factor=of_lhs)
-    for mask in masks:
-        if mask is not None:
-            after = counting.if_any(mask, after, state)
-    return after
+    return counting.chosen(enters, after, state)
 
 
 def _calibration(cfg: config.Smoothing, side: str) -> calibration.Calibration:

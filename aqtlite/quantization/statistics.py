@@ -36,7 +36,7 @@ from aqtlite import config
 from aqtlite.calibration import Statistics, counting
 from aqtlite.jaxpr import counted
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation
+from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation, Side
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import (
     gradient_statistics,
@@ -80,6 +80,16 @@ class States(NamedTuple):
 def has_smoothing_state(cfg: config.DotGeneral) -> bool:
     """Returns True if the scales of a smoothing come from statistics."""
     return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
+
+
+def reads_state(cfg: config.DotGeneral, side: Side) -> bool:
+    """Returns True if an operand of the forward contraction is quantized with a state.
+
+    The second moment of a rounding at conversion is none: weights of equal states are
+    rounded once, by the moment of all their inputs.
+    """
+    tensor = cfg.fwd.lhs if side == "lhs" else cfg.fwd.rhs
+    return tensor.is_learned or tensor.gathers_statistics or has_smoothing_state(cfg)
 
 
 def has_parameters(cfg: config.DotGeneral) -> bool:
@@ -265,7 +275,12 @@ def update_states(
         rhs: right operand, like `lhs`.
         contraction: as in `init_states`.
         name: name of the contraction, for messages.
+
+    Returns:
+        The states; as they were where an operand is empty.
     """
+    if 0 in lhs.shape or 0 in rhs.shape:
+        return states
     operation = _operation(contraction, lhs, rhs)
     lhs_axes, rhs_axes = map(operation.axes, SIDES)
     of_lhs, of_rhs = _masks(cfg, lhs, rhs, name)

@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import primitives
 
 from aqtlite.contraction import differentiation, remat
-from aqtlite.jaxpr import registry
+from aqtlite.jaxpr import module_scopes, registry
 from aqtlite.program import injected
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import equation_of
@@ -115,7 +115,7 @@ def shown(step: Step) -> str:
 
 def _scope(step: Step) -> tuple[str, bool]:
     """Returns the scope in plans, and whether it is of a quantized contraction."""
-    path = injected.without_mark(step.path)
+    path = module_scopes.resolved(injected.without_mark(step.path)).path
     names = path.split("/")
     if differentiation.SCOPE not in names:
         return path, False

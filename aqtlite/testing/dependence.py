@@ -18,6 +18,7 @@ from jax.extend import core
 
 from aqtlite.flax.nnx import QuantizedModel, plan, quantize_model
 from aqtlite.jaxpr import tracing
+from aqtlite.program import flax_models
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing import differences, first_leak, other_values
 from aqtlite.testing.places import Places
@@ -164,7 +165,7 @@ class _Call:
             ValueError: if no argument has several places, or several have different
                 numbers of them.
         """
-        traced = tracing.trace(fn, args)
+        traced = flax_models.trace(fn, args)
         inputs = [jnp.asarray(x) for x in traced.values(args)]
         paths = [jax.tree.leaves_with_path(args)[i][0] for i in traced.leaves]
         names = [f"args{jax.tree_util.keystr(path)}" for path in paths]

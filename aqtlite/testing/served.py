@@ -9,13 +9,20 @@ import numpy as np
 from flax import linen as nn
 
 from aqtlite.flax import convert
-from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.testing import differences
 
 _ADVICE = (
     "Contractions of integers give the same in both programs, but float code around "
     "them is compiled anew in each and may be fused otherwise: docs/serving.md says "
     "what is promised. To find the operation, compare the outputs of parts of the model"
+)
+
+
+_ROUNDED = (
+    "The rounding of {names} is chosen at conversion (fwd.rhs.rounding), so that they "
+    "are not the integers of training. Compare the model with fwd.rhs.rounding=None, "
+    "and what is served with the float model, within a tolerance"
 )
 
 
@@ -46,6 +53,7 @@ def assert_served_equals_trained(
     Raises:
         AssertionError: if the results differ; the message names the first leaf that
             differs, the number of differing elements and the size of the difference.
+            Those of weights that are rounded at conversion (`config.Gptq`) do.
         ValueError: if no weight is frozen, as in a model without quantized
             contractions: the comparison could not fail.
 
@@ -77,7 +85,20 @@ float32 of shape (2, 4): 8 of 8 elements ...
             "weight stays in float"
         )
     trained, served = (_run(model, one, args, kwargs) for one in (variables, serving))
-    _assert_equal(type(model).__name__, trained, served)
+    _assert_equal(type(model).__name__, trained, served, _advice(serving))
+
+
+def _advice(serving: Mapping[str, Any]) -> str:
+    """Returns what to do about results that differ."""
+    rounded = [
+        "/".join((*module, one.name))
+        for module, one in frozen_entries(serving[COLLECTION])
+        if one.record.cfg.fwd.rhs.rounding is not None
+    ]
+    if not rounded:
+        return _ADVICE
+    more = f" and {len(rounded) - 1} other weights" if rounded[1:] else ""
+    return _ROUNDED.format(names=f"{rounded[0]}{more}")
 
 
 def _run(
@@ -105,7 +126,7 @@ def _run(
     return apply(variables, traced)
 
 
-def _assert_equal(name: str, trained: Any, served: Any) -> None:
+def _assert_equal(name: str, trained: Any, served: Any, advice: str) -> None:
     trained_tree, served_tree = (str(jax.tree.structure(x)) for x in (trained, served))
     if trained_tree != served_tree:
         raise AssertionError(
@@ -122,7 +143,7 @@ def _assert_equal(name: str, trained: Any, served: Any) -> None:
             where = f"output{jax.tree_util.keystr(path)}"
             raise AssertionError(
                 f"the served {name} differs from the trained one in its {where}, "
-                f"{difference}. {_ADVICE}"
+                f"{difference}. {advice}"
             )
 
 

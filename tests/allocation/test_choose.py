@@ -192,7 +192,7 @@ def test_contractions_of_one_weight_get_one_choice():
     found = choose(model, variables, budget=0.5)
     assert [one.paths for one in found.choices] == [
         ("Tied/encode", "Tied/decode"),
-        ("Tied/between/Dense_0",),
+        ("Tied/Dense_0",),
     ]
     serving = convert(quantize_model(model, found.rules), variables, X)
     assert isinstance(serving["params"]["w"], FrozenKernel)

@@ -25,6 +25,7 @@ TENSORS = {
     "affine_percentile": _affine(calibration.Percentile(95)),
     "affine_mse_search": _affine(calibration.MseSearch((1.0, 0.9, 0.7))),
     "min_max": _affine(calibration.MinMax()),
+    "clipped_min_max": _affine(calibration.MinMax(clipping_scale=0.7)),
     "constant": _symmetric(calibration.Constant(1.3)),
     "constant_range": _affine(calibration.ConstantRange(min=-0.7, max=1.3)),
 }

@@ -35,22 +35,31 @@ def test_bad_input(how):
     dot = aqtlite.make_dot_general(cfg)
     empty = statistics.init_states(cfg, USUAL, W, MATMUL)
 
+    def after(*batches, w=W):
+        states = empty
+        for x in batches:
+            states = statistics.update_states(cfg, states, x, w, MATMUL)
+        return states
+
     def result(first, x, w=W):
-        states = statistics.update_states(cfg, empty, first, w, MATMUL)
         # Delayed scaling looks back.
-        states = statistics.update_states(cfg, states, x, w, MATMUL)
-        return dot(x, w, MATMUL, states=states)
+        return dot(x, w, MATMUL, states=after(first, x, w=w))
 
     usual, zeros = jnp.asarray(USUAL), jnp.zeros((2, 3))
     one = zeros.at[0, 0].set(3.0)
-    firsts = [usual, zeros, one, *(usual.at[1, 2].set(bad) for bad in BAD)]
-    lasts = [usual, zeros, one, *(usual for _ in BAD)]
-    got = jax.jit(jax.vmap(result))(jnp.stack(firsts), jnp.stack(lasts))
-    fine, of_zeros, of_one, *of_bad = got
+    firsts, lasts = jnp.stack([usual, zeros, one]), jnp.stack([usual, zeros, one])
+    fine, of_zeros, of_one = jax.jit(jax.vmap(result))(firsts, lasts)
     np.testing.assert_allclose(fine, USUAL @ W, atol=0.15)
     np.testing.assert_array_equal(of_zeros, 0)
     np.testing.assert_allclose(of_one, one @ W, atol=0.05)
-    assert np.isnan(of_bad).all()
+
+    bad = jnp.stack([usual.at[1, 2].set(value) for value in BAD])
+    assert np.isnan(jax.jit(jax.vmap(result, (None, 0)))(usual, bad)).all()
+    entered = jax.jit(jax.vmap(lambda bad: after(bad, one, bad, usual)))(bad)
+    for got, wanted in zip(
+        *map(jax.tree.leaves, (entered, jax.jit(after)(one, usual))), strict=True
+    ):
+        np.testing.assert_array_equal(got, np.broadcast_to(wanted, got.shape))
 
     element = jnp.array([[-3.0]])
     single = jax.jit(result)(element, element, W[:1])

@@ -62,10 +62,12 @@ _OF_SYMMETRIC_GRIDS = (
     | st.builds(calibration.AbsMean, p=st.floats(1, 4), clipping_scale=_SCALES)
     | st.builds(calibration.RMS, _FACTORS)
     | st.builds(calibration.Constant, _FACTORS)
+    | st.builds(calibration.OverflowAware)
+    | st.builds(calibration.RoundedScale, dtype=st.just("float8_e5m2"))
     | _OF_ANY_GRID
 )
 _OF_AFFINE_GRIDS = (
-    st.just(calibration.MinMax())
+    st.builds(calibration.MinMax, clipping_scale=_SCALES)
     | st.builds(
         calibration.ConstantRange,
         min=st.just(0.0) | st.floats(-9, -1e-3),

@@ -133,6 +133,8 @@ def test_unquantized():
             "gathers no statistics",
         ),
         (lambda: config.weight_only(None), TypeError, "bits must be an int, got None"),
+        (lambda: config.gptq(size=None), TypeError, "size must be an int, got None"),
+        (lambda: config.block_fp8(None), TypeError, "size must be an int, got None"),
         (
             lambda: config.fully_quantized(use_fwd_quant=None),
             TypeError,

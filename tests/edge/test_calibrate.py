@@ -89,6 +89,20 @@ def test_wrong_calibration():
         edge.calibrate(_function, _W, _BATCHES, calibration="max")
 
 
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (nnx.Linear(3, 3, rngs=nnx.Rngs(0)), r"nnx\.state\(model\)"),
+        (nn.Dense(3), r"model\.init\(\.\.\.\)"),
+    ],
+)
+def test_modules_without_variables(model, wanted, tmp_path):
+    with pytest.raises(TypeError, match=f"variables is None: .* Give {wanted}"):
+        edge.calibrate(model, None, _BATCHES)
+    with pytest.raises(TypeError, match=f"variables is None: .* Give {wanted}"):
+        edge.export(model, None, None, _BATCHES[0], tmp_path / "model.onnx")
+
+
 def test_no_model():
     with pytest.raises(TypeError, match="must be a Linen module, an NNX module, or"):
         edge.calibrate(3, _W, _BATCHES)

@@ -122,3 +122,31 @@ def test_the_rules_of_a_refusal_export_the_rest_in_integers(tmp_path, suffix):
     error = np.abs(found - model(params, x))
     # Next to what is compared with, elements may fall to the other side.
     assert np.quantile(error, 0.9) < 0.05 * np.abs(found).max()
+
+
+def test_what_a_library_computes_is_named(tmp_path):
+    """In float, too, since LiteRT has no operator of it: where, and what to do."""
+
+    def model(w, x):
+        with jax.named_scope("rank"):
+            return jnp.linalg.svd(x @ w, compute_uv=False)
+
+    w, x = models.normal((8, 8)), models.normal((4, 8))
+    rules = [edge.Rule(path=".*rank.*", is_float=True)]
+    ranges = edge.calibrate(model, w, [(x,)], rules)
+    path = tmp_path / "model.tflite"
+    with pytest.raises(ValueError, match=r"(?s)a library.*leave them out.*rank.*: svd"):
+        edge.export(model, w, ranges, x, path, rules)
+
+
+def test_operators_print_as_their_types(tmp_path):
+    def model(w, x):
+        return jnp.exp(x) @ w
+
+    w, x = models.normal((8, 8)), models.normal((4, 8))
+    rules = [edge.Rule(op="exp", is_float=True)]
+    ranges = edge.calibrate(model, w, [(x,)], rules)
+    report = edge.export(model, w, ranges, x, tmp_path / "model.onnx", rules)
+    text = repr(report.float_operators)
+    assert "Exp(float32[4,8]) -> 'exp' float32[4,8]" in text
+    assert "array" not in text

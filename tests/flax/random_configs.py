@@ -1,8 +1,9 @@
 """Random configs of a kind, for random models.
 
 "presets" draws every function of `aqtlite.config` that builds a config, "grids" a grid
-for the weights and one, or none, for the activations, "rotated" also a rotation; the
-others are variants of `config.fully_quantized` and `config.weight_only`.
+for the weights and one, or none, for the activations, "rotated" also a rotation,
+"repeated" mostly calibrations with states, for layers that are called twice; the others
+are variants of `config.fully_quantized` and `config.weight_only`.
 """
 
 from collections.abc import Callable, Mapping
@@ -137,6 +138,20 @@ def _rotated(one_of: OneOf) -> config.DotGeneral:
     return config.update(_grids(one_of), {"fwd.rotation": one_of(_ROTATIONS)})
 
 
+_STATIC_WEIGHTS = {
+    "fwd.rhs.calibration": calibration.MaxOverBatches(),
+    "fwd.rhs.calib_shared_axes": "per_tensor",
+}
+
+
+def _repeated(one_of: OneOf) -> config.DotGeneral:
+    names = ("smoothquant", "smoothquant", "lsq", "lsq", "static_int8", "fp8")
+    cfg = PRESETS[one_of(names)](one_of)
+    if cfg.fwd.smoothing is None and one_of((True, False, False)):
+        cfg = config.update(cfg, _STATIC_WEIGHTS)
+    return cfg
+
+
 CONFIGS: Mapping[str, Callable[[OneOf], config.DotGeneral]] = {
     "integers": _integers,
     "weight_only": _weight_only,
@@ -145,5 +160,6 @@ CONFIGS: Mapping[str, Callable[[OneOf], config.DotGeneral]] = {
     "presets": _presets,
     "grids": _grids,
     "rotated": _rotated,
+    "repeated": _repeated,
 }
 """A kind of config, and how one is drawn."""

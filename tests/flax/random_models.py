@@ -2,8 +2,9 @@
 
 `sample` makes the model that belongs to a seed and a kind of config, always the same.
 Models are small, since most of a comparison is compilation: one to three layers of
-widths 4 to 256, in the arrangements that models are made of. Of the kinds "presets"
-and "grids" it draws a history as well: how the model is trained, where the serving
+widths 4 to 256, in the arrangements that models are made of; those of the kind
+"repeated" are by rules, and call a layer several times. Of the kinds "presets", "grids"
+and "repeated" it draws a history as well: how the model is trained, where the serving
 variables were stored, and whether they serve a batch of another size.
 """
 
@@ -16,39 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from aqtlite import config
-from aqtlite.flax import AqtDotGeneral, AqtEinsum
+from aqtlite import Rule, config
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, quantize_model
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     STATISTICS,
     collections_of,
 )
 from tests.common import quick_jit
-from tests.flax import random_configs
+from tests.flax import random_configs, repeated_models
+from tests.flax.random_parts import VOCABULARY, Model, Settings, activation
 
 KINDS = tuple(random_configs.CONFIGS)
 Storage = Literal["memory", "orbax", "converted orbax", "converted safetensors"]
 STORAGE: dict[str, tuple[Storage, ...]] = {
     "presets": ("memory", "orbax", "converted orbax", "converted safetensors"),
     "grids": ("memory", "orbax", "converted orbax"),  # safetensors has no float8_e3m4.
+    "repeated": ("memory", "orbax", "converted orbax", "converted safetensors"),
 }
 _WIDTHS = (4, 5, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 200, 256)
 _BATCHES = (1, 1, 2, 3, 4, 7, 8, 10, 16, 33, 64)
-_VOCABULARY = 24
 _LIFTED = {"params": 0, "aqt": 0, STATISTICS: 0, OF_GRADIENTS: 0}
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Options that the parts of a model share."""
-
-    cfg: config.DotGeneral
-    width: int
-    depth: int
-    dtype: Any
-    use_bias: bool
-    activation: str
-    norm: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +46,9 @@ class Sample:
 
     kind: str
     seed: int
-    model: nn.Module
+    model: Any
+    """A Linen module, or a model by rules."""
+
     variables: dict[str, Any]
     args: tuple[jax.Array, ...]
     """The batch that the model is converted for."""
@@ -66,9 +57,10 @@ class Sample:
 
     def __str__(self) -> str:
         settings, history = self.model.settings, self.history
+        module = getattr(self.model, "model", self.model)
         shapes = ", ".join(f"{x.dtype}{x.shape}" for x in self.args)
         return (
-            f"--kind {self.kind} --seed {self.seed}: {type(self.model).__name__} of "
+            f"--kind {self.kind} --seed {self.seed}: {type(module).__name__} of "
             f"{shapes}, depth {settings.depth}, width {settings.width}, "
             f"{jnp.dtype(settings.dtype)}, bias {settings.use_bias}, "
             f"{settings.activation}, {settings.norm}; {history.steps} steps, "
@@ -107,10 +99,7 @@ def sample(kind: str, seed: int) -> Sample:
         activation=one_of(("relu", "gelu", "silu", "none")),
         norm=one_of(("layer", "rms", "sum", "none")),
     )
-    architecture = one_of(_MODELS)
-    if architecture is Shared and OF_GRADIENTS in collections_of(settings.cfg):
-        architecture = Chain  # Calls of one layer have no statistics of gradients.
-    model = architecture(settings)
+    model = _model(kind, settings, one_of)
     batch, length = one_of(_BATCHES), one_of((None, None, 3, 8))
     args = model.sample_args(rng, batch, length)
     history, values = History(0, "memory", args), _parameter
@@ -131,6 +120,20 @@ def sample(kind: str, seed: int) -> Sample:
         ),
     }
     return Sample(kind, seed, model, variables, args, history)
+
+
+def _model(kind: str, settings: Settings, one_of: Any) -> Any:
+    of_gradients = OF_GRADIENTS in collections_of(settings.cfg)
+    if kind == "repeated":
+        architecture = one_of(repeated_models.MODELS)
+        if architecture in repeated_models.SCANNED and of_gradients:
+            architecture = repeated_models.Repeated
+        rules = [Rule(operands="weight", cfg=settings.cfg)]
+        return quantize_model(architecture(settings), rules)
+    architecture = one_of(_MODELS)
+    if architecture is Shared and of_gradients:
+        architecture = Chain  # Calls of one layer have no statistics of gradients.
+    return architecture(settings)
 
 
 def _gathers_statistics(cfg: config.DotGeneral) -> bool:
@@ -160,11 +163,6 @@ def _perturbed(rng: np.random.Generator, path: Any, leaf: jax.Array) -> jax.Arra
 # Parts of models.
 
 
-def _activation(settings: Settings, x: jax.Array) -> jax.Array:
-    functions = {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu}
-    return functions.get(settings.activation, lambda x: x)(x)
-
-
 def _norm(settings: Settings, x: jax.Array) -> jax.Array:
     if settings.norm == "layer":
         return nn.LayerNorm(dtype=settings.dtype)(x)
@@ -185,37 +183,12 @@ def _dense(
     )
 
 
-class _Model(nn.Module):
-    """A model of one floating input."""
-
-    settings: Settings
-
-    def sample_args(
-        self, rng: np.random.Generator, batch: int, length: int | None
-    ) -> tuple[jax.Array, ...]:
-        """Random inputs, of rank 2 unless a length is given."""
-        shape = (
-            (batch, self.features())
-            if length is None
-            else (
-                batch,
-                length,
-                self.features(),
-            )
-        )
-        return (jnp.asarray(rng.standard_normal(shape), self.settings.dtype),)
-
-    def features(self) -> int:
-        """The width of the input."""
-        return self.settings.width
-
-
-class _Block(_Model):
+class _Block(Model):
     """Dense, activation, Dense, skip connection, norm."""
 
     @nn.compact
     def __call__(self, x):
-        y = _activation(self.settings, _dense(self.settings, 2 * x.shape[-1])(x))
+        y = activation(self.settings, _dense(self.settings, 2 * x.shape[-1])(x))
         return _norm(self.settings, x + _dense(self.settings, x.shape[-1])(y))
 
 
@@ -226,14 +199,14 @@ class _Step(nn.Module):
 
     @nn.compact
     def __call__(self, x, _=None):
-        y = _activation(self.settings, _dense(self.settings)(x))
+        y = activation(self.settings, _dense(self.settings)(x))
         return x + y, None
 
 
 # Models.
 
 
-class Chain(_Model):
+class Chain(Model):
     """Dense layers of changing widths."""
 
     def features(self):
@@ -243,18 +216,18 @@ class Chain(_Model):
     def __call__(self, x):
         for i in range(self.settings.depth):
             x = _dense(self.settings, self.settings.width + i % 2)(x)
-            x = _activation(self.settings, x)
+            x = activation(self.settings, x)
         return _norm(self.settings, x)
 
 
-class Residual(_Model):
+class Residual(Model):
     """Dense, activation, skip connection, norm; as many as are wanted."""
 
     @nn.compact
     def __call__(self, x):
         x = _dense(self.settings)(x)
         for i in range(self.settings.depth):
-            y = _activation(self.settings, _dense(self.settings)(x)) + x
+            y = activation(self.settings, _dense(self.settings)(x)) + x
             is_last = i == self.settings.depth - 1
             x = (
                 y
@@ -264,7 +237,7 @@ class Residual(_Model):
         return x
 
 
-class Attention(_Model):
+class Attention(Model):
     """Multi-head self-attention with a residual connection."""
 
     def features(self):
@@ -284,7 +257,7 @@ class Attention(_Model):
         return _norm(self.settings, x + y)
 
 
-class Einsum(_Model):
+class Einsum(Model):
     """Weights in equations, in either order of their axes."""
 
     @nn.compact
@@ -293,13 +266,13 @@ class Einsum(_Model):
         init = nn.initializers.normal()
         for i, equation in enumerate(("...k,kn->...n", "...k,nk->...n")):
             w = self.param(f"w{i}", init, (width, width)).astype(self.settings.dtype)
-            x = _activation(self.settings, AqtEinsum(cfg)(equation, x, w))
+            x = activation(self.settings, AqtEinsum(cfg)(equation, x, w))
         heads = self.param("heads", init, (2, width, 4)).astype(self.settings.dtype)
         x = AqtEinsum(cfg)("...k,hkd->...hd", x, heads)
         return _norm(self.settings, x)
 
 
-class Scanned(_Model):
+class Scanned(Model):
     """Layers under `nn.scan`."""
 
     @nn.compact
@@ -314,7 +287,7 @@ class Scanned(_Model):
         return _norm(self.settings, x)
 
 
-class Rematerialized(_Model):
+class Rematerialized(Model):
     """A block under `nn.remat`."""
 
     @nn.compact
@@ -322,7 +295,7 @@ class Rematerialized(_Model):
         return nn.remat(_Block)(self.settings)(x)
 
 
-class Mapped(_Model):
+class Mapped(Model):
     """Experts under `nn.vmap`, averaged."""
 
     @nn.compact
@@ -338,29 +311,29 @@ class Mapped(_Model):
         return _norm(self.settings, y.mean(0))
 
 
-class Shared(_Model):
+class Shared(Model):
     """One layer that is called several times."""
 
     @nn.compact
     def __call__(self, x):
         layer = _dense(self.settings, states="shared")
         for _ in range(1 + self.settings.depth):
-            x = _activation(self.settings, layer(x))
+            x = activation(self.settings, layer(x))
         return _norm(self.settings, x)
 
 
-class Tied(_Model):
+class Tied(Model):
     """An embedding that is looked up, and contracted as the head."""
 
     def sample_args(self, rng, batch, length):
         shape = (batch,) if length is None else (batch, length)
-        return (jnp.asarray(rng.integers(_VOCABULARY, size=shape), jnp.int32),)
+        return (jnp.asarray(rng.integers(VOCABULARY, size=shape), jnp.int32),)
 
     @nn.compact
     def __call__(self, tokens):
-        embed = nn.Embed(_VOCABULARY, self.settings.width, dtype=self.settings.dtype)
+        embed = nn.Embed(VOCABULARY, self.settings.width, dtype=self.settings.dtype)
         x = embed(tokens)
-        x = x + _activation(self.settings, _dense(self.settings)(x))
+        x = x + activation(self.settings, _dense(self.settings)(x))
         if self.settings.norm != "sum":
             x = _norm(self.settings, x)
         x, table = nn.dtypes.promote_dtype(
@@ -369,7 +342,7 @@ class Tied(_Model):
         return AqtEinsum(self.settings.cfg)("...d,vd->...v", x, table)
 
 
-class Graph(_Model):
+class Graph(Model):
     """Messages along edges, summed in each node."""
 
     @nn.compact
@@ -378,12 +351,12 @@ class Graph(_Model):
         count = nodes.shape[0]
         senders, receivers = jnp.arange(2 * count) % count, jnp.arange(2 * count) // 2
         for _ in range(self.settings.depth):
-            messages = _activation(self.settings, _dense(self.settings)(nodes)[senders])
+            messages = activation(self.settings, _dense(self.settings)(nodes)[senders])
             nodes = nodes + jax.ops.segment_sum(messages, receivers, count)
         return _norm(self.settings, _dense(self.settings)(nodes))
 
 
-class Blocks(_Model):
+class Blocks(Model):
     """Dense, activation, Dense, skip connection, norm."""
 
     @nn.compact

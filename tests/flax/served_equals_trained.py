@@ -2,7 +2,8 @@
 
 ``python -m tests.flax.served_equals_trained --count 2000`` tells for each kind of
 config how many models differ, and what makes each of them again. Models of the kinds
-"presets" and "grids" are trained before, and served by what was stored and loaded.
+"presets", "grids" and "repeated" are trained before, and served by what was stored and
+loaded.
 """
 
 import argparse

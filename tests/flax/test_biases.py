@@ -107,6 +107,26 @@ def test_a_bias_of_another_name(by_rules):
     assert_same(found["params"]["shift"], wanted["params"]["shift"])
 
 
+def test_layers_that_are_called_twice_with_states_of_their_own():
+    class Twice(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layer = nn.Dense(4)
+            return layer(x) + layer(3 * x)
+
+    x = jnp.abs(normal((32, 4)))
+    model = quantize_model(Twice(), config.lsq_weight_only(3))
+    variables = model.init(jax.random.key(0), x)
+    params = variables["params"]["Dense_0"]
+    first, *_ = (name for name in params if name.startswith("aqt_"))
+    params[first] = jax.tree.map(lambda step: 1.5 * step, params[first])
+    serving = convert(model, variables, x)
+    corrected = correct_biases(model, variables, serving, [x])
+    exact = Twice().apply(variables, x)
+    error = (apply(model, corrected, x) - exact).mean(0)
+    np.testing.assert_allclose(error, 0, atol=1e-5)
+
+
 def test_layers_that_are_called_twice():
     class Twice(nn.Module):
         @nn.compact

@@ -297,10 +297,14 @@ def test_models_of_the_other_framework():
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
-def test_what_is_not_finite_poisons(value):
-    model = dense()
-    variables = calibrate(model, init(model, X), [X, X.at[0, 0].set(value)])
-    assert jnp.isnan(model.apply(variables, X)).all()
+def test_what_is_not_finite_enters_nothing_and_is_said(value):
+    model, bad = dense(), X.at[0, 0].set(value)
+    with pytest.warns(UserWarning, match=r"dot_general_ab_bc'\]\['lhs'\]: batch 1\."):
+        found = calibrate(model, init(model, X), [X, bad])
+    wanted = calibrate(model, init(model, X), [X])
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    with pytest.warns(UserWarning, match=r"\['lhs'\]: every batch\."):
+        calibrate(model, init(model, X), [bad])
 
 
 def test_zeros():

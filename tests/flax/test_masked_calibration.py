@@ -142,11 +142,42 @@ def test_statistics_of_the_quantized_model(kind):
 def test_a_batch_without_tokens_changes_nothing():
     model, variables = made(config.static_int8(), "injected")
     before = calibrate(model, variables, [TOKENS])
-    padding = jnp.full_like(TOKENS, LOUD)
-    after = calibrate(model, before, [padding], mask=lambda x: x != LOUD)
+    batches = [jnp.full_like(TOKENS, LOUD), TOKENS]
+    with pytest.warns(UserWarning, match=r"have no element that .*'lhs'\]: batch 0"):
+        after = calibrate(model, variables, batches, mask=lambda x: x != LOUD)
     jax.tree.map(
         np.testing.assert_array_equal, statistics_of(after), statistics_of(before)
     )
+
+
+def calibrated_by(kind, mask):
+    """Calibrates two layers with the same mask in two batches."""
+    x, cfg = jnp.ones((*mask.shape, 4)), config.static_int8()
+    if kind == "function":
+        quantized = aqtlite.quantize_function(jnp.matmul, cfg)
+        args = x, jnp.ones((4, 4))
+        state = quantized.init_state(*args)
+        return quantized.gather_counted((mask, None), state, *args)
+    if kind == "nnx":
+        layers = [nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(2)]
+        model = aqt_nnx.quantize_model(nnx.Sequential(*layers), cfg)
+        return aqt_nnx.calibrate(model, [x, x], mask=[mask, mask])
+    if kind == "rules":
+        model = quantize_model(nn.Sequential([nn.Dense(4), nn.Dense(4)]), cfg)
+    else:
+        dot_general = AqtDotGeneral(cfg)
+        layers = [nn.Dense(4, dot_general=dot_general) for _ in range(2)]
+        model = nn.Sequential(layers)
+    variables = model.init(jax.random.key(0), x)
+    run = calibrate_in_float if kind == "in float" else calibrate
+    return run(model, variables, [x, x], mask=[mask, mask])
+
+
+@pytest.mark.parametrize("kind", ["injected", "rules", "in float", "nnx", "function"])
+def test_masks_by_which_nothing_counts_are_refused(kind):
+    with pytest.raises(ValueError, match=r"in no batch does one count.*\['lhs'\]"):
+        calibrated_by(kind, jnp.zeros((2, 3), bool))
+    calibrated_by(kind, jnp.zeros((2, 3), bool).at[0, 0].set(True))
 
 
 SMOOTHED = config.update(

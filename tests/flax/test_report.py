@@ -9,6 +9,7 @@ from absl import logging
 from flax import linen as nn
 from flax import nnx
 
+from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
 from tests.flax import models
 from tests.flax.support import (
@@ -64,6 +65,16 @@ class Raw(nn.Module):
             return jax.lax.scan(step, x, None, length=2)[0]
         how = {"jit": jax.jit, "vmap": jax.vmap, "remat": jax.checkpoint}[self.how]
         return how(lambda row: EINSUM("...k,kn->...n", row, w))(x)
+
+
+@pytest.mark.parametrize("grid", [None, numerics.NormalFloat()])
+def test_values_of_4_bits_take_half_a_byte(grid):
+    cfg = config.weight_only(4)
+    if grid is not None:
+        cfg = config.update(cfg, {"fwd.rhs.numerics": grid})
+    model, reports = nn.Dense(6, dot_general=AqtDotGeneral(cfg), use_bias=False), []
+    convert(model, init(model, X), X, report=reports.append)
+    assert reports[0].bytes_after == 8 * 6 // 2 + 6 * 4
 
 
 class Branches(nn.Module):

@@ -323,15 +323,31 @@ def test_unsigned_sums_may_pass_int32_on_the_way(monkeypatch):
     [
         ("fpu avx2 avx512f avx512_vnni", True),
         ("fpu avx512_vnni amx_int8 amx_tile", False),
-        ("fpu avx2 avx_vnni", False),
+        ("fpu avx2 avx_vnni", True),
+        ("fpu avx2 avx_vnni avx_vnni_int8", True),
+        ("fpu avx2", False),
         ("", False),
     ],
 )
-def test_which_processors_multiply_unsigned(flags, expected, tmp_path):
+def test_which_processors_multiply_unsigned(flags, expected, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
     path = tmp_path / "cpuinfo"
     path.write_text(f"processor : 0\nmodel name : any\nflags\t\t: {flags}\n\n" * 2)
     assert processor.reads_as_unsigned(path) == expected
     assert not processor.reads_as_unsigned(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("AVX512_VNNI", True), ("AVX512", False), ("avx2", False), ("unknown", True)],
+)
+def test_xla_may_use_less_than_the_processor_has(
+    limit, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XLA_FLAGS", f"--other=1 --xla_cpu_max_isa={limit}")
+    path = tmp_path / "cpuinfo"
+    path.write_text("flags : fpu avx2 avx512f avx512_vnni avx512_bf16\n")
+    assert processor.reads_as_unsigned(path) == expected
 
 
 @pytest.mark.code("quick")

@@ -184,6 +184,7 @@ LAYOUT = [
     case("SpaceToDepth", f(1, 2, 4, 6), blocksize=2),
     case("Trilu", f(3, 4), upper=0),
     case("Trilu", f(3, 4), scalar(1)),
+    case("Trilu", f(3, 4), scalar([-1]), upper=0),
     case("Shape", f(2, 3, 4)),
     case("Shape", f(2, 3, 4), start=-2),
     case("Size", f(2, 3)),

@@ -15,6 +15,7 @@ from jax import lax
 import aqtlite
 import aqtlite.flax.nnx
 from aqtlite import Rule, config, errors, quantize_function
+from aqtlite.flax import AqtDotGeneral, quantize_model
 from tests.common import MATMUL, nearest
 
 pytestmark = pytest.mark.code("quick")
@@ -317,7 +318,7 @@ def test_integers_and_complex_numbers():
 
 
 def test_empty_operands():
-    assert why(lambda w, x: x[:0] @ w) == ["an operand is empty"]
+    assert why(lambda w, x: x[:, :0] @ w[:0]) == ["an operand is empty"]
 
 
 def test_other_ragged_contractions():
@@ -433,7 +434,7 @@ def test_strict_is_about_what_rules_cannot_do():
 def test_what_rules_cannot_do_is_logged(caplog):
     def function(w, x):
         with jax.named_scope("there"):
-            return x[:0] @ w
+            return x[:, :0] @ w[:0]
 
     # Commands that other tests run set another level.
     with caplog.at_level("WARNING", logger="absl"):
@@ -501,3 +502,34 @@ def test_a_plan_is_a_table_in_notebooks_and_paragraphs_where_it_is_narrow():
     shown = console.file.getvalue()
     assert "\nfirst\n    int8 x int8, rule 0\n" in shown
     assert "\n    float: no rule names it\n" in shown
+
+
+# --- Blocks that do not divide -------------------------------------------------------
+
+IN_32 = config.update(INT4, {"fwd.rhs.blocks": config.Blocks(size=32)})
+
+
+class TwoLayers(nn.Module):
+    cfg: config.DotGeneral | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        dot_general = AqtDotGeneral(self.cfg)
+        x = nn.Dense(48, dot_general=dot_general, name="up")(x)
+        return nn.Dense(8, dot_general=dot_general, name="down")(x)
+
+
+def test_blocks_that_do_not_divide_name_the_contraction():
+    x, words = jnp.ones((4, 64)), r"'{}': fwd.rhs.blocks.size=32 does not divide .* 48"
+    with pytest.raises(ValueError, match=words.format("down")):
+        TwoLayers(IN_32).init(jax.random.key(0), x)
+    model = quantize_model(TwoLayers(), IN_32)
+    with pytest.raises(ValueError, match=words.format("TwoLayers/down")):
+        model.init(jax.random.key(0), x)
+
+    def function(w, x):
+        with jax.named_scope("layer"):
+            return x @ w
+
+    with pytest.raises(ValueError, match=words.format("layer")):
+        planned(IN_32, function, args=(jnp.ones((48, 8)), jnp.ones((2, 48))))

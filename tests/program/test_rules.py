@@ -19,7 +19,9 @@ EVERY_FIELD = Rule(
     operands="weight",
     equation="ab,bc->ac",
     min_size=16,
+    module="a/b",
     is_required=False,
+    group="of a/b",
 )
 
 
@@ -45,6 +47,8 @@ FLOAT = Rule(cfg=None)
         ({"min_size": -1}, ValueError, "Rule.min_size"),
         ({"min_size": 1.5}, ValueError, "Rule.min_size"),
         ({"min_size": True}, ValueError, "Rule.min_size"),
+        ({"module": "(mlp"}, ValueError, "Rule.module='.mlp' is no regular"),
+        ({"group": 1}, TypeError, "Rule.group must be a string, got 1"),
         ({"is_required": "no"}, TypeError, "Rule.is_required must be a bool"),
     ],
 )

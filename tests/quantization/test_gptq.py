@@ -10,6 +10,8 @@ from jax import lax
 
 import aqtlite
 from aqtlite import calibration, config, numerics
+from aqtlite.program.serving import statistics_uses
+from aqtlite.quantization.second_moment import SecondMoment
 from tests.common import mostly_slow
 
 pytestmark = pytest.mark.code("quick")
@@ -210,18 +212,23 @@ def test_a_singular_moment_takes_more_damping_and_says_so():
 
 
 @pytest.mark.parametrize("value", [jnp.nan, -jnp.inf])
-def test_inputs_that_are_not_finite_are_an_error_and_no_warning(value, caplog):
-    x, w = correlated(100, 24), weights(24, 8)
-
-    def product(w, x):
-        with jax.named_scope("head"):
-            return x @ w
-
+def test_inputs_that_are_not_finite_enter_no_moment(value):
+    x, w, cfg = correlated(100, 24), weights(24, 8), config_of(GRIDS["int4"])
     bad = x.at[3, 4].set(value)
+    found, wanted = (
+        frozen(converted(matmul, cfg, w, *batches)[1])
+        for batches in (((x,), (bad,)), ((x,),))
+    )
+    np.testing.assert_array_equal(found.qvalue, wanted.qvalue)
+    with pytest.raises(ValueError, match="have seen no batch"):
+        converted(matmul, cfg, w, (bad,))
+
+
+def test_moments_that_are_not_finite_are_an_error():
+    one = SecondMoment(jnp.float32(1), jnp.full((1, 2, 2), jnp.nan))
     message = r"1 of 1 second moments .* NaN or infinities: those in .*head.*moment"
     with pytest.raises(ValueError, match=message):
-        converted(product, config_of(GRIDS["int4"]), w, (x,), (bad,))
-    assert not caplog.records
+        statistics_uses.check_gathered({"head": {"moment": one}}, "gather some")
 
 
 def test_inputs_of_zeros_round_to_nearest_and_say_so(caplog):

@@ -282,11 +282,14 @@ def test_a_static_range_is_that_of_the_smoothed_operand():
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
-def test_statistics_that_are_not_finite_poison(value):
+def test_operands_that_are_not_finite_enter_no_statistics(value):
     cfg = smoothed(nearest(), GATHERED)
-    states = states_of(cfg, X, X.at[0, 0].set(value))
-    out = aqtlite.make_dot_general(cfg)(X, W, MATMUL, states=states)
-    assert jnp.isnan(out).all()
+    bad, states = X.at[0, 0].set(value), states_of(cfg, X)
+    jax.tree.map(np.testing.assert_array_equal, states_of(cfg, X, bad), states)
+    of_weights = statistics.update_states(cfg, states, X, W.at[0, 0].set(value), MATMUL)
+    jax.tree.map(np.testing.assert_array_equal, of_weights, states)
+    out = aqtlite.make_dot_general(cfg)(bad, W, MATMUL, states=states)
+    assert jnp.isnan(out[0]).all()
 
 
 def test_before_the_first_batch():

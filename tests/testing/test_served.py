@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from aqtlite import config
-from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal
 from tests.flax.support import init
@@ -100,6 +100,16 @@ def test_the_first_difference_is_described(variables):
     assert f"by up to {largest:.3g} (relative 1)" in message
     assert "the first at (0, 2)" in message
     assert "docs/serving.md" in message
+
+
+def test_what_is_rounded_at_conversion_is_said_to_differ():
+    model = quantize_model(nn.Dense(8), config.gptq(4))
+    variables = init(model, X)
+    _, gathered = model.apply(variables, X, mutable=["aqt_stats"])
+    with pytest.raises(
+        AssertionError, match="The rounding of kernel is chosen at conv"
+    ):
+        assert_served_equals_trained(model, {**variables, **gathered}, X)
 
 
 def test_nan_equals_nan_and_nothing_else(variables):

@@ -7,6 +7,7 @@ import jax
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.litert import annotations, check, converter, flatbuffer
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.report import Report
 
 Given = tuple[Deployed, Callable[[int], Grid | None]]
@@ -27,13 +28,43 @@ def write(programs: Mapping[str, Given]) -> tuple[bytes, dict[str, Report]]:
     for deployed, _ in programs.values():
         check.check_widths(deployed)
         check.check_weights(deployed)
-    data = converter.convert({name: _function(*one) for name, one in programs.items()})
+    functions = {name: _function(*one) for name, one in programs.items()}
+    try:
+        data = converter.convert(functions)
+    except ValueError as error:
+        for deployed, _ in programs.values():
+            _check_needs_no_library(deployed, error)
+        raise
     reports = {
         name: check.check(flatbuffer.read(data, name), deployed)
         for name, (deployed, _) in programs.items()
     }
     converter.check_runs(data)
     return data, reports
+
+
+def _check_needs_no_library(deployed: Deployed, refusal: ValueError) -> None:
+    """Raises ValueError for float operations that JAX leaves to a library of the host.
+
+    Args:
+        deployed: a program.
+        refusal: what the converter says of it, which names no operation.
+    """
+    graph, found = deployed.program.graph, []
+    for node in graph.nodes:
+        operator = node.operator
+        if isinstance(operator, Equation):
+            values = (graph.values[i] for i in node.inputs)
+            inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
+            lowered = jax.jit(operator.compute_all).lower(*inputs)
+            if "stablehlo.custom_call" in lowered.as_text():
+                found.append(f"{node.place}: {operator.name_in_rules}")
+    if found:
+        raise ValueError(
+            "these operations call a library of the host, such as LAPACK, and LiteRT "
+            "has no operator for them, in float or not; leave them out of what is "
+            "exported, and run them before or behind the file:\n  " + "\n  ".join(found)
+        ) from refusal
 
 
 def _function(

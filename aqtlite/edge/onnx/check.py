@@ -19,12 +19,17 @@ from aqtlite.edge.graph import Node
 from aqtlite.edge.onnx import images, runtime
 from aqtlite.edge.onnx.write import layout_of
 from aqtlite.edge.operators.base import Equation
-from aqtlite.edge.report import File, Report, Tensor
+from aqtlite.edge.report import File, Processors, Report, Tensor
 from aqtlite.extras import package
 
 
-def check(data: bytes, deployed: Deployed) -> Report:
+def check(data: bytes, deployed: Deployed, processors: Processors) -> Report:
     """Compares a file with its program; reports the operators that onnxruntime runs.
+
+    Args:
+        data: bytes of the file.
+        deployed: the program.
+        processors: those that the file was written for.
 
     Raises:
         ModuleNotFoundError: if onnx or onnxruntime is not installed.
@@ -44,7 +49,7 @@ def check(data: bytes, deployed: Deployed) -> Report:
     def runs_in(node: Node) -> str | None:
         return _runs_in(file, deployed.program.names[node.output])
 
-    return Report(file, reported(deployed, runs_in))
+    return Report(file, reported(deployed, runs_in), processors)
 
 
 def _runs_in(file: File, name: str) -> str | None:

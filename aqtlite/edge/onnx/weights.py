@@ -29,6 +29,7 @@ def product(call: Call, weight: Quantized) -> Array:
     """
     (x, *_), name = call.inputs, f"{call.name}/product"
     if call.is_dynamic and weight.grid.block is None:
+        weight = _raised(call, weight)
         integers = _integers(call, weight, weight.grid.dtype)
         zero_points = _zero_points(call, weight.grid.zero_point, _wide(weight))
         return _of_sums(
@@ -81,12 +82,11 @@ def integer_conv(
         geometry: attributes of the convolution.
     """
     # onnxruntime's kernel of int8 weights is 3 to 5 times as slow as that of uint8.
-    higher = Quantized(weight.qvalue.astype(np.int16) + 128, weight.grid)
-    integers = call.writer.frozen(higher.qvalue, "uint8", f"{call.name}/weight")
-    zero_point = weight.grid.zero_point + 128
-    zero_points = call.writer.initializer(zero_point, "uint8", "zero_point")
+    higher = _higher(weight)
+    integers = _integers(call, higher, "uint8")
+    zero_points = _zero_points(call, higher.grid.zero_point, "uint8")
     return _of_sums(
-        call, "ConvInteger", x, integers, [zero_points], weight, shape, -3, geometry
+        call, "ConvInteger", x, integers, zero_points, weight, shape, -3, geometry
     )
 
 
@@ -121,13 +121,27 @@ def _dequantized(call: Call, weight: Quantized) -> str:
     writer, name, grid = call.writer, call.name, weight.grid
     stored = writer.frozen(weight.qvalue, grid.dtype, f"{name}/weight")
     parameters = [writer.initializer(grid.scale, "float32", "scale")]
-    if np.any(grid.zero_point):
+    if grid.block is None and grid.axis is not None and grid.dtype == "int8":
+        # Its own, also of zeros: sessions with session.x64quantprecision change it.
+        parameters.append(writer.zero_points(grid))
+    elif np.any(grid.zero_point):
         parameters.append(writer.initializer(grid.zero_point, grid.dtype, "zero_point"))
     attributes = {} if grid.axis is None else {"axis": grid.axis}
     if grid.block is not None:
         attributes["block_size"] = grid.block
     inputs = [stored, *parameters]
     return writer.node("DequantizeLinear", inputs, f"{name}/dequantized", **attributes)
+
+
+def _raised(call: Call, weight: Quantized) -> Quantized:
+    """A weight as it is stored beside integers of activations."""
+    is_raised = call.writer.is_raised(weight.qvalue, weight.grid.dtype)
+    return _higher(weight) if is_raised else weight
+
+
+def _higher(weight: Quantized) -> Quantized:
+    """A weight of int8 as uint8, 128 higher."""
+    return Quantized(weight.qvalue.astype(np.int16) + 128, weight.grid.in_uint8())
 
 
 def _wide(weight: Quantized) -> str:

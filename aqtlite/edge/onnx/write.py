@@ -13,6 +13,11 @@ from aqtlite.edge.onnx.call import Call
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
 from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.contractions import Conv2D, Weighted
+from aqtlite.edge.report import Processors
+
+_LARGEST_INT8: dict[Processors, int] = {"any": 64, "vnni": 128}
+"""Largest magnitude of an int8 weight. On x86-64 without VNNI, onnxruntime adds two
+products of uint8 and int8 in 16 bits, and ``2 * 255 * 64`` still fits."""
 
 
 def write(
@@ -20,6 +25,7 @@ def write(
     grid_of: Callable[[int], Grid | None],
     input_names: Sequence[str],
     output_names: Sequence[str],
+    processors: Processors,
 ) -> bytes:
     """Returns the bytes of an ONNX file.
 
@@ -29,12 +35,13 @@ def write(
             if it is float32.
         input_names: names of the inputs in the file.
         output_names: names of the outputs in the file.
+        processors: where the results have to be right.
 
     Raises:
         ModuleNotFoundError: if the package onnx is not installed.
         ValueError: if operators have no form in ONNX; the message names all of them.
     """
-    writing = _Writing(deployed, Writer())
+    writing = _Writing(deployed, Writer(_LARGEST_INT8[processors]))
     graph = deployed.program.graph
     inputs = [
         writing.take(value, name, grid_of(value))

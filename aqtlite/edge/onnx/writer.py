@@ -52,7 +52,7 @@ def stored_grid(grid: Grid) -> tuple[str, np.ndarray]:
 
     Activations of int8 are stored as uint8, with integers and zero points 128 higher:
     on x86, onnxruntime by default leaves most int8 operators in float, but it fuses
-    uint8 operators everywhere. Weights keep their dtype.
+    uint8 operators everywhere. The grids of weights are as they are stored.
     """
     zero_points = np.full(np.shape(grid.scale), grid.zero_point, np.int64)
     if grid.dtype == "int8" and grid.axis is None:
@@ -63,7 +63,14 @@ def stored_grid(grid: Grid) -> tuple[str, np.ndarray]:
 class Writer:
     """Collects the nodes and constants of a graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest_int8: int) -> None:
+        """Begins a graph.
+
+        Args:
+            largest_int8: largest magnitude of weights that are stored as int8; those
+                with larger ones are stored as uint8, 128 higher.
+        """
+        self._largest_int8 = largest_int8
         self._onnx = package("onnx")
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
@@ -133,6 +140,8 @@ class Writer:
 
     def _integers(self, array: np.ndarray, grid: Grid, name: str) -> Array:
         dtype, _ = stored_grid(grid)
+        if self.is_raised(array, dtype):
+            grid, dtype = grid.in_uint8(), "uint8"
         if dtype == "uint8":
             array = array + 128
         found = self._added(array.astype(jnp.dtype(dtype)), name)
@@ -144,6 +153,11 @@ class Writer:
             grid = dataclasses.replace(grid, dtype="int8")
         floats = np.dtype(np.float32)
         return Array(found, array.shape, floats, grid, is_stored=True)
+
+    def is_raised(self, integers: np.ndarray, dtype: str) -> bool:
+        """Whether the integers of a weight are stored as uint8 in place of int8."""
+        largest = np.abs(integers.astype(np.int32)).max(initial=0)
+        return dtype == "int8" and int(largest) > self._largest_int8
 
     def frozen(self, integers: Any, dtype: str, name: str) -> str:
         """Adds the integers of a frozen weight, or reuses equal ones; returns the name.
@@ -209,12 +223,16 @@ class Writer:
         return self.node(operator, [x, *parameters], name or f"{x}/float")
 
     def _parameters(self, grid: Grid) -> list[str]:
-        dtype, zero_points = stored_grid(grid)
         scale = self.initializer(grid.scale, "float32", "scale")
+        return [scale, self.zero_points(grid)]
+
+    def zero_points(self, grid: Grid) -> str:
+        """Adds the zero points of a grid; returns their name."""
+        dtype, found = stored_grid(grid)
         if grid.axis is None:
-            return [scale, self.initializer(zero_points, dtype, "zero_point")]
+            return self.initializer(found, dtype, "zero_point")
         # Not shared: some sessions convert weights to uint8, and their zero points.
-        return [scale, self._added(zero_points.astype(dtype), "zero_point")]
+        return self._added(found.astype(dtype), "zero_point")
 
     def apply(
         self,

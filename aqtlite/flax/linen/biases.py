@@ -7,11 +7,12 @@ import jax
 from flax import core as flax_core
 from flax import linen as nn
 
-from aqtlite.flax.linen import caller, given_variables
+from aqtlite.flax.linen import caller, given_variables, quantized_call
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
 from aqtlite.jaxpr import tracing
+from aqtlite.jaxpr.replacement import Location
 from aqtlite.operations import SIDES
-from aqtlite.program import biases, plan
+from aqtlite.program import biases, flax_models, plan
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.model import Parameter, parameters_of
@@ -38,7 +39,7 @@ def correct_biases(
         variables: variables of training.
         serving: what `convert` made of them.
         batches: inputs, each a tuple of positional arguments or a single argument; all
-            count alike.
+            of their elements count alike: there is no mask=.
         **kwargs: other arguments of `apply`, such as ``train=False``. They are
             constants of the compiled program.
 
@@ -75,11 +76,12 @@ def correct_biases(
     def errors(
         variables: Any, collection: Any, args: tuple[Any, ...]
     ) -> dict[int, jax.Array]:
-        traced = tracing.trace(run, (variables, args))
+        traced = flax_models.trace(run, (variables, args))
         parameters = given_variables.parameters_in(traced, variables)
         names = {i: str(one) for i, one in parameters.items()}
         planned = plan.make(traced.jaxpr, (), names)
-        frozen = list(_frozen_operands(planned, parameters, collection))
+        states = _states_of(model, traced, variables)
+        frozen = list(_frozen_operands(planned, parameters, collection, states))
         values = traced.values((variables, args))
         return biases.mean_errors(traced.jaxpr, parameters, values, frozen)
 
@@ -99,13 +101,27 @@ def correct_biases(
     return changed
 
 
+def _states_of(
+    model: Model, traced: tracing.Traced, variables: Mapping[str, Any]
+) -> dict[Location, tuple[str, ...]]:
+    """Returns the paths of the states of contractions that rules quantize."""
+    if not isinstance(model, QuantizedModel):
+        return {}
+    program = quantized_call.program_of(model, traced, variables)
+    quantized = program.plan.quantized()
+    return {one.site.location: program.place_of(one) for one in quantized}
+
+
 def _frozen_operands(
-    planned: plan.Plan, parameters: Mapping[int, Parameter], collection: Any
+    planned: plan.Plan,
+    parameters: Mapping[int, Parameter],
+    collection: Any,
+    states: Mapping[Location, tuple[str, ...]],
 ) -> Iterator[biases.FrozenOperand]:
     """Yields the operands of float contractions of which one frozen weight is made.
 
     A weight is known by its parameters, its shape and its contracting axes, whoever
-    quantized it: an injected function or a rule.
+    quantized it: an injected function or a rule; and by its states, if it has any.
     """
     entries = list(frozen_entries(collection))
     for one in planned.contractions:
@@ -122,6 +138,7 @@ def _frozen_operands(
                 for module, entry in entries
                 if (entry.record.operand.shape, entry.record.operand.contracting)
                 == (x.shape, contracting)
+                and entry.record.state in ((), states.get(one.site.location))
                 and len(entry.record.made_of) == len(paths)
                 and all(entry.record.is_made_of(module, path) for path in paths)
             ]

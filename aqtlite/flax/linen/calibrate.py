@@ -59,8 +59,8 @@ def calibrate(
             mapping, or cannot be iterated over, or if a batch is a mapping that the
             model does not take, or if a mask is not of bool.
         ValueError: if there is no batch, or nothing gathers statistics; if a mask has
-            the leading axes of no array in its batch, or its tokens cannot be followed
-            to an array of which statistics are gathered.
+            the leading axes of no array in its batch, its tokens cannot be followed to
+            an array of which statistics are gathered, or none of them counts in one.
 
     >>> import flax.linen as nn
     >>> from aqtlite import calibration, config
@@ -121,8 +121,8 @@ def calibrate_in_float(
             mapping, or cannot be iterated over, or if a batch is a mapping that the
             model does not take, or if a mask is not of bool.
         ValueError: if there is no batch, or nothing gathers statistics; if a mask has
-            the leading axes of no array in its batch, or its tokens cannot be followed
-            to an array of which statistics are gathered.
+            the leading axes of no array in its batch, its tokens cannot be followed to
+            an array of which statistics are gathered, or none of them counts in one.
 
     >>> import flax.linen as nn
     >>> from aqtlite import config
@@ -160,7 +160,7 @@ def _calibrated(
         _, changed = run({**others, **gathered}, *args, mutable=[STATISTICS], **kwargs)
         return flax_core.unfreeze(changed)
 
-    updated = masking.once(update)
+    gathering = masking.Gathering(update)
     gathered = {k: v for k, v in variables.items() if k == STATISTICS}
     gathered = shared_moments.fresh(restored_statistics(gathered))
     console = rich.console.Console(stderr=True)
@@ -174,11 +174,12 @@ def _calibrated(
         args = batches_lib.args_of(batch)
         of_leaves = masks_lib.of_leaves(counts, args)
         with batches_lib.called_with(batch), given_variables.checked(variables):
-            gathered = updated(of_leaves, gathered, others, args)
+            gathered = gathering.after(of_leaves, gathered, others, args)
         batches_lib.check_gathers(gathered, batch)
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")
+    gathering.entries.check()
     logging.info("calibrated with %d batches", count)
     return {**others, **gathered}
 

@@ -104,6 +104,7 @@ class Injected:
         rhs: Any,
         options: Options,
         out_name: str | None = None,
+        number: int = 0,
     ) -> jax.Array | QTensor:
         """Runs a call: for training or serving, or recorded by a conversion.
 
@@ -114,6 +115,7 @@ class Injected:
             options: other arguments, without states. Without a key, stochastic rounding
                 is seeded from the rng stream "aqt".
             out_name: name of the statistics of the result; None for the operation's.
+            number: number of the contraction in a call of several ones.
         """
         caller = find_caller()
         cfg = self.cfg or config.unquantized()
@@ -122,14 +124,14 @@ class Injected:
         call = Contraction(
             cfg=requantization.left_float(cfg),
             frozen_operands=self.frozen_operands,
-            name=self.name,
+            name=f"{self.name}_{number}" if self.name and number else self.name,
             operation=operation,
             lhs=lhs,
             rhs=rhs,
         )
         scope = caller.variables
         has_states = bool(collections_of(call.cfg)) and not call.is_product
-        entry = statistics.entry_of(call, scope) if has_states else None
+        entry = statistics.entry_of(call, scope, number) if has_states else None
         if entry is not None:
             call = dataclasses.replace(call, states=statistics.read(call, entry))
             statistics.note_uses(call, entry, is_noisy=self._is_noisy)
@@ -148,7 +150,10 @@ class Injected:
         run = functools.partial(contract, cfg, operation, options=options)
         if any(isinstance(x, lookup.Either) for x in operands):
             run = functools.partial(lookup.contract, run)
-        with mark:
+        naming: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if scope is not None:
+            naming = errors.naming(path_of(scope))
+        with mark, naming:
             result: Any = run(*operands)
         # Outside of the branches of `lookup.contract`, so that it happens once.
         out_name = self.name or out_name or operation.name
@@ -299,9 +304,20 @@ def as_operands(lhs: Any, rhs: Any) -> tuple[Any, Any]:
             f"{lhs!r}; AqtEinsum(cfg)(equation, lhs, rhs) takes one"
         )
     for side, x in (("lhs", lhs), ("rhs", rhs)):
-        if x is None or isinstance(x, Mapping):
-            raise TypeError(f"the {side} is {x}: {guards.RESTORED}")
+        check_restored(x, side)
     return contraction.as_operands(lhs, rhs)
+
+
+def check_restored(x: Any, name: str) -> None:
+    """Raises TypeError for an operand that is None, or a mapping in place of an array.
+
+    Args:
+        x: the operand.
+        name: "lhs", "rhs", or the number of an operand of an einsum.
+    """
+    if x is None or isinstance(x, Mapping):
+        what = f"the {name}" if name in operations.SIDES else f"operand {name}"
+        raise TypeError(f"{what} is {x}: {guards.RESTORED}")
 
 
 def _rng(scope: Scope) -> jax.Array | None:

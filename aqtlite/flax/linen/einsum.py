@@ -6,11 +6,14 @@ from typing import Any
 
 import jax
 
+from aqtlite.contraction import einsum_path
 from aqtlite.contraction.contract import Options
-from aqtlite.contraction.einsum import as_dot_general
+from aqtlite.contraction.einsum import as_dot_general, as_operands
+from aqtlite.contraction.einsum_path import Step
 from aqtlite.flax import attention
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen.dot_general import Injected, as_operands
+from aqtlite.flax.linen.dot_general import Injected, check_restored
+from aqtlite.operations import SIDES
 from aqtlite.qtensor.qtensor import QTensor
 
 _NO_LETTER = re.compile("[^a-zA-Z]+")
@@ -36,27 +39,41 @@ class AqtEinsum(Injected):
     def __call__(
         self,
         eqn: str,
-        lhs: Any,
-        rhs: Any,
-        *,
+        *operands: Any,
         precision: Any = None,
         preferred_element_type: Any = None,
         out_sharding: Any = None,
         key: jax.Array | None = None,
     ) -> jax.Array | QTensor:
-        """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
+        """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`.
+
+        Of three and more operands, states of the contractions behind the first one have
+        a number after their name (``aqt_stats/dot_general_ab_bc_1``).
+        """
         if not isinstance(eqn, str):
             raise TypeError(
-                f"AqtEinsum takes an equation and two arrays, got {type(eqn).__name__} "
+                f"AqtEinsum takes an equation and arrays, got {type(eqn).__name__} "
                 "in place of the equation; where a layer takes dot_general=, pass "
                 "AqtDotGeneral(cfg)"
             )
-        lhs, rhs, operation, order = as_dot_general(eqn, *as_operands(lhs, rhs))
-        options = Options(
-            precision, preferred_element_type, out_sharding, key, order=order
-        )
+        for number, x in enumerate(operands):
+            check_restored(x, SIDES[number] if len(operands) == 2 else str(number))
+        arrays = as_operands(operands)
+        steps = einsum_path.steps_of(eqn, arrays)
         # Named after the equation, which also has the order of the result's axes.
         name = f"einsum_{_NO_LETTER.sub('_', eqn)}"
-        cfg = attention.config_of(self.cfg, eqn)
-        own = self if cfg is self.cfg else dataclasses.replace(self, cfg=cfg)
-        return own.run(operation, lhs, rhs, options, name)
+
+        def run(number: int, step: Step, lhs: Any, rhs: Any) -> jax.Array | QTensor:
+            lhs, rhs, operation, order = as_dot_general(step.equation, lhs, rhs)
+            options = Options(
+                precision,
+                preferred_element_type,
+                out_sharding if step.is_last else None,
+                einsum_path.key_of_step(key, number),
+                order=order,
+            )
+            cfg = attention.config_of(step.config_of(self.cfg), step.equation)
+            own = self if cfg is self.cfg else dataclasses.replace(self, cfg=cfg)
+            return own.run(operation, lhs, rhs, options, name, number)
+
+        return einsum_path.contracted(steps, arrays, run)

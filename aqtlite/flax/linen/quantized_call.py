@@ -15,8 +15,8 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
+from aqtlite.program import flax_models, served
 from aqtlite.program import plan as planning
-from aqtlite.program import served
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Path, Program
@@ -79,7 +79,7 @@ class TracedCall:
         if mutable is not False and any(map(_is_kernel, given)):
             # Frozen parameters cannot be returned.
             mutable = flax_core.scope.subtract_filters(mutable, PARAMETERS)
-        traced = tracing.trace(apply, (shapes, call.args, kwargs))
+        traced = flax_models.trace(apply, (shapes, call.args, kwargs))
         given += jax.tree.leaves((call.args, kwargs))
         is_mutable = mutable is not False
         return cls(
@@ -196,7 +196,7 @@ def _module(one: PlannedContraction, roots: set[str | None], params: Any) -> Pat
     its module's name with a dot; if another method of the module calls it, the module
     is in the scope twice. Names without an entry in the parameters are left out.
     """
-    names = [name.partition(".")[0] or name for name in one.site.scope.path.split("/")]
+    names = [name.partition(".")[0] or name for name in one.kept_under.split("/")]
     if names and names[0] in roots:
         names = names[1:]
     path: list[str] = []

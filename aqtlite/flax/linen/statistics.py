@@ -60,19 +60,20 @@ def name_in(collection: str, name: str) -> str:
     return f"aqt_{name}" if collection == PARAMETERS else name
 
 
-def entry_of(call: Contraction, scope: Scope | None) -> Entry:
+def entry_of(call: Contraction, scope: Scope | None, number: int) -> Entry:
     """Returns the place of the states of a call.
 
     Args:
         call: the contraction, with a config that has states.
         scope: scope of the calling module.
+        number: number of the contraction in a call of several ones.
 
     Raises:
         ValueError: if there is no scope, or two contractions would share the place.
     """
     if scope is None:
         raise ValueError(_NO_VARIABLES)
-    name = _name_of(call, scope)
+    name = _name_of(call, scope, number)
     if statistics.has_gradient_states(call.cfg) and call.name is not None:
         what = f"uses the statistics of gradients of {name!r} twice"
         _take(scope, (OF_GRADIENTS, name), f"{what}, which would be added up")
@@ -224,10 +225,10 @@ def _missing(collection: str, name: str, scope: Scope) -> str:
     )
 
 
-def _name_of(call: Contraction, scope: Scope) -> str:
+def _name_of(call: Contraction, scope: Scope, number: int) -> str:
     if call.name is not None:
         return call.name
-    name = call.operation.name
+    name = f"{call.operation.name}_{number}" if number else call.operation.name
     what = "makes two contractions of the same axes, whose statistics would be mixed"
     if statistics.has_parameters(call.cfg):
         what = "makes two contractions of the same axes, which would share parameters"

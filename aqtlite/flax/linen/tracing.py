@@ -16,16 +16,17 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
+from aqtlite.program import flax_models
 from aqtlite.program.program import Program
 from aqtlite.program.serving import identity, statistics_uses
 from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
-    Model,
     Parameter,
     Place,
     StoredOperand,
@@ -124,7 +125,7 @@ class LinenModel(Model):
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
         injected = {one.key for one in weights if one.is_injected}
-        of_rules = {one.key for one in weights} - injected
+        of_rules = [one for one in weights if not one.is_injected]
         traced, program = self._traces[call], self._programs[call]
         if injected:
             recorder = _storing(injected, Contraction.weight_outputs, self._go_on(call))
@@ -204,7 +205,7 @@ class LinenModel(Model):
         """Traces a call that also returns the arrays that a recorder stores."""
         apply, arguments = self._call(call, variables)
         with callers.recorded_by(recorder):
-            return tracing.trace(apply, arguments)
+            return flax_models.trace(apply, arguments)
 
     def _program(self, traced: tracing.Traced) -> Program | None:
         """Returns the program that rules make of a traced call; None without rules."""

@@ -6,9 +6,10 @@ from typing import Any, cast
 import jax
 from flax import nnx
 
+from aqtlite.flax.nnx.calls import function_of
 from aqtlite.flax.nnx.model import collection_of, state_of
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.flax.nnx.quantize import M, as_quantized, check_quantized, function_of
+from aqtlite.flax.nnx.quantize import M, as_quantized, check_quantized
 from aqtlite.program import biases
 from aqtlite.program.convert import frozen_by_module, program_of
 
@@ -45,7 +46,7 @@ def correct_biases(
         model: the quantized model with its float parameters.
         serving: what `convert` made of it.
         batches: the inputs, each a tuple of positional arguments or a single argument;
-            all count alike.
+            all of their elements count alike: there is no mask=.
         method: name of the method to call.
         **kwargs: keyword arguments of the method, constants of the program.
 

@@ -10,14 +10,9 @@ from flax import nnx
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.calibration import masks as masks_lib
 from aqtlite.calibration.masks import Masks
+from aqtlite.flax.nnx.calls import call_method, gather, set_statistics
 from aqtlite.flax.nnx.model import QuantizedModel, state_of
-from aqtlite.flax.nnx.quantize import (
-    call_method,
-    check_quantized,
-    gather,
-    init_state,
-    set_statistics,
-)
+from aqtlite.flax.nnx.quantize import check_quantized, init_state
 from aqtlite.jaxpr import tracing
 from aqtlite.program.masking import gathering as masking
 from aqtlite.quantization import shared_moments
@@ -62,9 +57,9 @@ def calibrate(
         TypeError: if `model` is not quantized, or if `batches` is an array or a
             mapping, or cannot be iterated over, or if a mask is not of bool.
         ValueError: if there is no batch, or nothing gathers statistics; if a mask has
-            the leading axes of no array in its batch, or its tokens cannot be followed
-            to an array of which statistics are gathered; if learned scales would start
-            from a padded batch.
+            the leading axes of no array in its batch, its tokens cannot be followed to
+            an array of which statistics are gathered, or none of them counts in one; if
+            learned scales would start from a padded batch.
     """
     quantized = check_quantized(model, "calibrate")
     _calibrate(_call, quantized, batches, mask, method, kwargs)
@@ -104,9 +99,9 @@ def calibrate_in_float(
         TypeError: if `model` is not quantized, or if `batches` is an array or a
             mapping, or cannot be iterated over, or if a mask is not of bool.
         ValueError: if there is no batch, or nothing gathers statistics; if a mask has
-            the leading axes of no array in its batch, or its tokens cannot be followed
-            to an array of which statistics are gathered; if learned scales would start
-            from a padded batch.
+            the leading axes of no array in its batch, its tokens cannot be followed to
+            an array of which statistics are gathered, or none of them counts in one; if
+            learned scales would start from a padded batch.
     """
     quantized = check_quantized(model, "calibrate_in_float")
     _calibrate(gather, quantized, batches, mask, method, kwargs)
@@ -142,7 +137,7 @@ def _calibrate(
         run(model, method, args, kwargs)
         return state_of(model)[STATISTICS]
 
-    updated = masking.once(update)
+    gathering = masking.Gathering(update)
     gathered: Any = None
     count = 0
     for batch, counts in masks_lib.with_batches(batches_lib.check(batches), mask):
@@ -161,12 +156,13 @@ def _calibrate(
         )
         of_leaves = masks_lib.of_leaves(counts, arrays)
         graphdef, state = nnx.split((quantized, others), graph=True)
-        gathered = updated(of_leaves, gathered, graphdef, state, arrays)
+        gathered = gathering.after(of_leaves, gathered, graphdef, state, arrays)
         set_statistics(quantized, gathered)
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")
     quantized.aqt.use_running_average = True
+    gathering.entries.check()
     logging.info("calibrated with %d batches", count)
 
 

@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
+from absl import logging
 from flax import nnx
 
 from aqtlite.contraction import differentiation
 from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.nnx import partitioning
+from aqtlite.flax.nnx.calls import function_of
 from aqtlite.flax.nnx.model import (
     Frozen,
     QuantizedModel,
@@ -20,7 +22,7 @@ from aqtlite.flax.nnx.model import (
     state_of,
 )
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.flax.nnx.quantize import M, as_quantized, function_of
+from aqtlite.flax.nnx.quantize import M, as_quantized
 from aqtlite.jaxpr import scopes
 from aqtlite.program.convert import FunctionModel, program_of
 from aqtlite.program.program import Program
@@ -194,12 +196,33 @@ class NnxModel(FunctionModel):
             if IDENTITY in one.values:
                 sample = Sample(one.values[IDENTITY], eager_sharding=False)
                 samples.setdefault(module, {})[one.name] = sample
+        self._warn_of_adapters(frozen)
         self._call.replace_params(self.with_placeholders(frozen))
         aqt, name = self._model.aqt, recipe_name([one.record for one in stored])
         aqt.frozen, aqt.samples = nnx.data(weights), nnx.data(samples)
         aqt.statistics = nnx.data(second_moment.without(aqt.statistics))
         aqt.recipe = nnx.data(Recipe({name: {}}, eager_sharding=False))
         return self._model
+
+    def _warn_of_adapters(self, frozen: Mapping[Parameter, Placeholder]) -> None:
+        """Logs frozen parameters of types that users train apart, as `nnx.LoRAParam`.
+
+        They have no arrays, so that JAX differentiates with respect to nothing, and
+        says nothing.
+        """
+        variables = self._call.variables
+        found = {one: type(variables[one.path]) for one in frozen}
+        apart = [one for one, kind in found.items() if kind is not nnx.Param]
+        if apart:
+            kinds = sorted({found[one].__name__ for one in apart})
+            logging.warning(
+                "frozen, with no arrays left to train: %d of type %s (%s). To train "
+                "them, leave their contractions in float, with Rule(path=..., "
+                "cfg=None)",
+                len(apart),
+                ", ".join(kinds),
+                ", ".join(map(str, apart)),
+            )
 
     def fix_scales(self, serving: QuantizedModel) -> QuantizedModel:
         if serving.aqt.frozen and serving.aqt.statistics:

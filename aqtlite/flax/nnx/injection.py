@@ -9,8 +9,11 @@ import jax
 from flax import nnx
 
 from aqtlite import config, errors, operations
+from aqtlite.contraction import einsum_path
 from aqtlite.contraction.contract import Options, as_operands, contract, is_product
 from aqtlite.contraction.einsum import as_dot_general
+from aqtlite.contraction.einsum import as_operands as as_operands_of_einsum
+from aqtlite.contraction.einsum_path import Step
 from aqtlite.flax import attention
 from aqtlite.flax.injectable import injectable
 from aqtlite.operations import Operation
@@ -122,19 +125,29 @@ class AqtEinsum(Injected):
     def __call__(
         self,
         eqn: str,
-        lhs: Any,
-        rhs: Any,
-        *,
+        *operands: Any,
         precision: Any = None,
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> jax.Array | QTensor:
         """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
-        lhs, rhs, operation, order = as_dot_general(eqn, lhs, rhs)
-        options = Options(precision, preferred_element_type, out_sharding, order=order)
-        cfg = attention.config_of(self.cfg, eqn)
-        own = self if cfg is self.cfg else dataclasses.replace(self, cfg=cfg)
-        return own.run(operation, lhs, rhs, options)
+        arrays = as_operands_of_einsum(operands)
+        steps = einsum_path.steps_of(eqn, arrays)
+
+        def run(number: int, step: Step, lhs: Any, rhs: Any) -> jax.Array | QTensor:
+            del number
+            lhs, rhs, operation, order = as_dot_general(step.equation, lhs, rhs)
+            options = Options(
+                precision,
+                preferred_element_type,
+                out_sharding if step.is_last else None,
+                order=order,
+            )
+            cfg = attention.config_of(step.config_of(self.cfg), step.equation)
+            own = self if cfg is self.cfg else dataclasses.replace(self, cfg=cfg)
+            return own.run(operation, lhs, rhs, options)
+
+        return einsum_path.contracted(steps, arrays, run)
 
 
 @injectable

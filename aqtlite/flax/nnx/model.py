@@ -131,6 +131,16 @@ class QuantizedModel(nnx.Module):
     _float_class: ClassVar[type[nnx.Module]]
 
 
+class QuantizedLayer(nnx.Module):
+    """Base class of the layers of a quantized model.
+
+    The class of a layer derives from this one and from the layer's own class.
+    """
+
+    _float_class: ClassVar[type[nnx.Module]]
+    _quantized_methods: ClassVar[Mapping[str, Any]]
+
+
 def state_of(model: QuantizedModel) -> dict[str, Any]:
     """Returns the calibration states of a model, in the form its function takes."""
     return {
@@ -156,8 +166,8 @@ def collection_of(model: QuantizedModel) -> dict[str, Any]:
 
 
 def float_class_of(model: nnx.Module) -> type[nnx.Module]:
-    """Returns the class of a model before it was quantized."""
-    if isinstance(model, QuantizedModel):
+    """Returns the class of a model, or of a layer of it, before it was quantized."""
+    if isinstance(model, QuantizedModel | QuantizedLayer):
         return model._float_class
     return type(model)
 
@@ -165,12 +175,6 @@ def float_class_of(model: nnx.Module) -> type[nnx.Module]:
 def set_class(model: nnx.Module, cls: type[nnx.Module]) -> None:
     """Changes the class of a model, past NNX's `__setattr__`."""
     object.__setattr__(model, "__class__", cls)
-
-
-def make_float(model: QuantizedModel) -> None:
-    """Turns a quantized model back into a float model, in place."""
-    delattr(model, ATTRIBUTE)
-    set_class(model, float_class_of(model))
 
 
 def is_variable(x: Any) -> bool:

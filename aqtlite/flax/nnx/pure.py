@@ -9,18 +9,12 @@ import jax
 from flax import nnx
 from jax.extend import core
 
-from aqtlite.flax.nnx import partitioning
-from aqtlite.flax.nnx.model import (
-    ATTRIBUTE,
-    QuantizedModel,
-    float_class_of,
-    make_float,
-)
+from aqtlite.flax.nnx import layers, marked_modules, partitioning
+from aqtlite.flax.nnx.layers import Path
+from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel, float_class_of
 from aqtlite.jaxpr import analysis, tracing
 from aqtlite.program import injected
 from aqtlite.program.convert import FrozenParameter
-
-Path = tuple[Any, ...]
 
 _CAPTURES = "__captures__"
 
@@ -51,6 +45,9 @@ class Changes(NamedTuple):
     """New variables, such as those of `sow`, with their paths: the number of the
     object, and the steps below it."""
 
+    metadata: _Fixed
+    """New metadata of variables, by number."""
+
     has_other: _Fixed
     """Whether there are other changes."""
 
@@ -68,8 +65,18 @@ class PureCall:
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        path: Path = (),
     ):
-        self.method = method
+        """Takes the call.
+
+        Args:
+            model: the model.
+            method: name of a method of the model, or of a layer.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            path: steps from the model to the layer whose method it is.
+        """
+        self.method, self.path = method, path
         self._objects: list[Any] = [model]
         self._args, self._kwargs = jax.tree.map(
             self._arrays_of, (args, dict(kwargs)), is_leaf=_is_object
@@ -79,12 +86,23 @@ class PureCall:
         self._graphdef: nnx.GraphDef[Any] = graphdef
         # The quantization's own variables are not inputs of the call.
         leaves: list[tuple[Path, Any]] = []
+        self._params: list[tuple[Path, Any]] = []
+        self._others: list[tuple[Path, Any]] = []
         self._rest: list[tuple[Path, Any]] = []
         for path, leaf in _flat(state):
             is_ours = path[:2] == (0, ATTRIBUTE)
             (self._rest if is_ours else leaves).append((path, leaf))
-        self._params = [one for one in leaves if _is_parameter(*one)]
-        self._others = [one for one in leaves if not _is_parameter(*one)]
+        # Those of serving models inside of the model are as they are served.
+        served = [
+            tuple(map(str, path))
+            for path, inner in layers.quantized_below(model)
+            if inner.aqt.frozen
+        ]
+        for path, leaf in leaves:
+            steps = tuple(map(str, path[1:]))
+            is_served = any(steps[: len(one)] == one for one in served)
+            is_parameter = _is_parameter(path, leaf) and not is_served
+            (self._params if is_parameter else self._others).append((path, leaf))
 
     def _arrays_of(self, x: Any) -> Any:
         """Replaces an NNX object by a stand-in; returns anything else unchanged."""
@@ -92,6 +110,20 @@ class PureCall:
             return x
         self._objects.append(x)
         return _Object(len(self._objects) - 1)
+
+    @property
+    def name(self) -> str:
+        """The name of the method, with its class."""
+        return f"{float_class_of(self._receiver).__name__}.{self.method}"
+
+    @property
+    def _receiver(self) -> Any:
+        return _node(self._objects[0], self.path)
+
+    def in_float(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Calls the method as it is, with the objects of the call themselves."""
+        method = getattr(float_class_of(self._receiver), self.method)
+        return method(self._receiver, *args, **kwargs)
 
     @property
     def params(self) -> dict[Any, Any]:
@@ -132,7 +164,8 @@ class PureCall:
             for (path, leaf), value in zip(leaves, values, strict=True)
         ]
         objects = nnx.merge(self._graphdef, nnx.from_flat_state(given + self._rest))
-        make_float(objects[0])
+        layers.make_float(objects[0])
+        marked_modules.mark(objects[0])
         before = nnx.graphdef(objects, graph=True)
         args, kwargs = jax.tree.map(
             lambda x: objects[x.index] if isinstance(x, _Object) else x,
@@ -140,19 +173,20 @@ class PureCall:
             is_leaf=lambda x: isinstance(x, _Object),
         )
         with injected.marking():
-            out = getattr(objects[0], self.method)(*args, **kwargs)
+            out = getattr(_node(objects[0], self.path), self.method)(*args, **kwargs)
         out = jax.tree.map(lambda x: x if _is_array(x) else _Fixed(x), out)
         added = list(self._taken_out(objects))
+        metadata = _Fixed(self._metadata_taken_out(objects))
         graphdef, state = nnx.split(objects, graph=True)
         if graphdef != before:
-            return out, Changes({}, added, _Fixed(True))
+            return out, Changes({}, added, metadata, _Fixed(True))
         after = dict(_flat(state))
         changed = {}
         for index, ((path, _), value) in enumerate(zip(leaves, values, strict=True)):
             new = _value(after[path])
             if not _is_same(new, value):
                 changed[index] = new
-        return out, Changes(changed, added, _Fixed(False))
+        return out, Changes(changed, added, metadata, _Fixed(False))
 
     def _taken_out(
         self, objects: list[Any]
@@ -168,6 +202,20 @@ class PureCall:
                 delattr(module, name)
                 yield _Fixed(path), leaf
 
+    def _metadata_taken_out(self, objects: list[Any]) -> dict[int, dict[str, Any]]:
+        """Restores metadata of variables that the call changed, and returns it."""
+        left = {path for path, _ in _flat(nnx.state(objects, graph=True))}
+        changed = {}
+        for index, (path, before) in enumerate((*self._params, *self._others)):
+            variable = _node(objects, path) if path in left else None
+            if not isinstance(variable, nnx.Variable):
+                continue
+            metadata = variable.get_metadata()
+            if metadata != before.get_metadata():
+                changed[index] = metadata
+                _set_metadata(variable, before.get_metadata())
+        return changed
+
     def checked(self, traced: tracing.Traced) -> tracing.Traced:
         """Removes variables that did not change from the outputs of a trace.
 
@@ -181,7 +229,7 @@ class PureCall:
         """
         _, changes = traced.outputs
         if changes.has_other.value:
-            name = f"{float_class_of(self._objects[0]).__name__}.{self.method}"
+            name = self.name
             raise ValueError(
                 f"{name} changes the structure of the model: it removes variables, "
                 "adds or removes modules, or sets an attribute that is no variable. "
@@ -214,6 +262,8 @@ class PureCall:
         """Makes the changes in the model and in the arguments."""
         leaves = [*self._params, *self._others]
         self._write((leaves[i], value) for i, value in changes.values.items())
+        for i, metadata in changes.metadata.value.items():
+            _set_metadata(_node(self._objects, leaves[i][0]), metadata)
         for path, variable in changes.added:
             *above, name = path.value
             setattr(_node(self._objects, above), name, variable)
@@ -235,8 +285,7 @@ class PureCall:
         flat = [(path, _with_value(leaf, value)) for (path, leaf), value in values]
         for _, leaf in flat:
             if isinstance(_value(leaf), FrozenParameter):
-                metadata = partitioning.without_names(leaf.get_metadata())
-                leaf.set_metadata(metadata)
+                _set_metadata(leaf, leaf.get_metadata())
         nnx.update(self._objects, nnx.from_flat_state(flat))
 
 
@@ -289,6 +338,13 @@ def _with_value(leaf: Any, value: Any) -> Any:
     return leaf.replace(value) if isinstance(leaf, nnx.Variable) else value
 
 
+def _set_metadata(variable: nnx.Variable[Any], metadata: Mapping[str, Any]) -> None:
+    """Replaces the metadata of a variable; a frozen one has no axes to name."""
+    if isinstance(_value(variable), FrozenParameter):
+        metadata = partitioning.without_names(metadata)
+    variable.set_metadata(dict(metadata))
+
+
 def _is_same(one: Any, other: Any) -> bool:
     """Whether two values consist of identical array objects."""
     structures: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
@@ -298,7 +354,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return all(a is b for a, b in pairs)
 
 
-def _node(objects: list[Any], path: Sequence[Any]) -> Any:
+def _node(objects: Any, path: Sequence[Any]) -> Any:
     """Returns the object at a path."""
     node: Any = objects
     for step in path:

@@ -1,39 +1,25 @@
 """Quantizes the contractions of NNX models by rules."""
 
-import dataclasses
-import functools
-import types
 from typing import Any, TypeVar, cast
 
 import jax
 from flax import nnx
 
+from aqtlite.flax.nnx import classes, layers
+from aqtlite.flax.nnx.calls import CALL, function_of
 from aqtlite.flax.nnx.model import (
     ATTRIBUTE,
     KINDS,
     GradientStatistics,
     Quantization,
+    QuantizedLayer,
     QuantizedModel,
-    collection_of,
-    float_class_of,
-    is_variable,
-    set_class,
-    state_of,
 )
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.jaxpr import sites, tracing
 from aqtlite.program import rules as rules_lib
-from aqtlite.program.convert import ServingFunction, has_frozen
-from aqtlite.program.naming import by_parameter
 from aqtlite.program.plan import Plan
-from aqtlite.program.quantize import QuantizedFunction
-from aqtlite.program.serving import guards
-from aqtlite.program.serving.frozen_record import COLLECTION
-from aqtlite.quantization.state_collections import STATISTICS
 
 M = TypeVar("M", bound=nnx.Module)
-
-_CALL = "__call__"
 
 
 def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
@@ -46,14 +32,15 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
     ``Model.generate(quantized, ...)``, called on the float model's class, while calls
     of the model inside it are quantized. Calls update the variables as usual (batch
     statistics, rngs, caches). A call traces the model: call it inside `nnx.jit`.
-    Submodules are those of the float model, and compute in float if called directly.
+    Layers that are read from it and called, as by a method that is not public, are
+    quantized by the same rules, where these name them. A quantized model inside of
+    another keeps its rules, and is planned, calibrated and converted with it.
 
-    NNX adds no name scopes. The path of a contraction, for rules, is that of the module
-    with the parameter of its weight (``layers/0/attention/query``), followed by any
-    name scopes. For a contraction of activations it is the innermost module that
-    contains the nearest weights contracted before and after it, such as
-    ``layers/0/attention`` for attention scores. Functions of `aqtlite.flax.nnx` that
-    are injected into layers keep their configs.
+    The path of a contraction, for rules, is that of the module with the parameter of
+    its weight (``layers/0/attention/query``), or, for a contraction of activations, of
+    the module whose method contracts, itself or by a function that it calls
+    (``layers/0/attention``); followed by the name scopes inside of the module.
+    Functions of `aqtlite.flax.nnx` that are injected into layers keep their configs.
 
     Rules and states are in the attribute ``aqt``. Calls gather the statistics of
     calibrations while ``model.aqt.use_running_average`` is False; ``model.train()`` and
@@ -112,26 +99,51 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
             "quantized model has its rules and states: rename it"
         )
     quantized = nnx.clone(model, variables=False)
-    set_class(quantized, _class_of(model))
-    setattr(quantized, ATTRIBUTE, quantization)
+    for path, inner in layers.quantized_below(quantized):
+        if not inner.aqt.frozen:
+            _adopt(quantization, "/".join(map(str, path)), inner.aqt)
+    classes.quantize(quantized, quantization)
     return quantized
+
+
+def _adopt(quantization: Quantization, path: str, inner: Quantization) -> None:
+    """Moves the states of a quantized model to a model around it, which uses them.
+
+    Args:
+        quantization: that of the outer model.
+        path: path of the inner model.
+        inner: that of the inner model.
+    """
+    for attribute, _ in KINDS.values():
+        own = getattr(quantization, attribute)
+        for name, entry in getattr(inner, attribute).items():
+            # The name of a second contraction of the inner model itself is "#1".
+            joint = "/" if name and not name.startswith("#") else ""
+            own[f"{path}{joint}{name}"] = entry
+        setattr(inner, attribute, nnx.data({}))
 
 
 def as_quantized(model: nnx.Module) -> QuantizedModel:
     """Returns a quantized model; for a float model, with injected functions only.
 
     Raises:
-        TypeError: if `model` is not an NNX module.
+        TypeError: if `model` is not an NNX module, or a layer of a quantized model.
     """
     if isinstance(model, QuantizedModel):
         return model
+    if isinstance(model, QuantizedLayer):
+        raise TypeError(
+            f"got a {type(model).__name__} of a quantized model: give the model, which "
+            "has the rules and states; or the layer quantized by itself, "
+            "quantize_model(layer, rules)"
+        )
     return cast(QuantizedModel, quantize_model(model))
 
 
 def plan(
     model: nnx.Module,
     *args: Any,
-    method: str = _CALL,
+    method: str = CALL,
     platform: str | None = None,
     **kwargs: Any,
 ) -> Plan:
@@ -151,7 +163,7 @@ def plan(
 
 
 def init_state(
-    model: nnx.Module, *args: Any, method: str = _CALL, **kwargs: Any
+    model: nnx.Module, *args: Any, method: str = CALL, **kwargs: Any
 ) -> None:
     """Creates the variables of calibrations that gather statistics or are learned.
 
@@ -206,183 +218,3 @@ def overwrite_with_gradient(model: QuantizedModel, grads: Any) -> Any:
     params, statistics = nnx.split_state(grads, nnx.Param, GradientStatistics)
     nnx.update(model, statistics)
     return params
-
-
-def call_method(
-    model: QuantizedModel, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Calls a method of a model, quantized unless it has no contractions.
-
-    Args:
-        model: model in training, or converted.
-        method: name of the method.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
-    """
-    call = PureCall(model, method, args, kwargs)
-    function, state = function_of(model, call), state_of(model)
-    try:
-        params, *others = call.arguments
-        if model.aqt.frozen or has_frozen(params):
-            serving = {
-                "params": params,
-                COLLECTION: collection_of(model),
-                "state": state,
-            }
-            out, changes = ServingFunction(function, guards.NNX)(serving, *others)
-        elif model.aqt.use_running_average or STATISTICS not in state:
-            out, changes = function.evaluate(state, call.arguments, {})
-        else:
-            (out, changes), after = function.run(state, call.arguments, {})
-            set_statistics(model, after[STATISTICS])
-    except NothingToQuantize:
-        return getattr(float_class_of(model), method)(model, *args, **kwargs)
-    except _NEEDS_VALUES as error:
-        name = f"{type(model).__name__}.{method}"
-        error.add_note(
-            f"{name} of a quantized model is traced. To run it as it is, and quantize "
-            f"the calls of the model's methods in it, call it as {name}(model, ...) "
-            "with the class that was quantized."
-        )
-        raise
-    call.update(changes)
-    return call.result(out)
-
-
-def gather(
-    model: QuantizedModel, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Calls a method of a model in float, and updates statistics only.
-
-    Args:
-        model: model in training.
-        method: name of the method.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
-    """
-    call = PureCall(model, method, args, kwargs)
-    function = function_of(model, call)
-    after = function.gather(state_of(model), *call.arguments)
-    set_statistics(model, after[STATISTICS])
-
-
-def set_statistics(model: QuantizedModel, statistics: dict[str, Any]) -> None:
-    """Replaces the statistics of a model.
-
-    Args:
-        model: model in training.
-        statistics: those of `state_of`, with other values.
-    """
-    jax.tree.map(
-        lambda variable, x: variable.set_value(x),
-        model.aqt.statistics,
-        statistics,
-        is_leaf=is_variable,
-    )
-
-
-_NEEDS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-"""Errors of functions that need concrete values of arrays."""
-
-
-class NothingToQuantize(ValueError):
-    """Raised if a method has no contractions."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelFunction(QuantizedFunction):
-    """A call of a model as a quantized function of its parameters and arguments."""
-
-    call: PureCall = dataclasses.field(kw_only=True)
-
-    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
-        """Traces the call.
-
-        Raises:
-            NothingToQuantize: if the method, other than ``__call__``, has no
-                contractions.
-            ValueError: if the call changes more than variables.
-        """
-        traced = super().trace(args, kwargs)
-        name = self.call.method
-        if name != _CALL and not sites.find(traced.jaxpr).contractions:
-            raise NothingToQuantize(f"the method {name!r} contracts nothing")
-        return self.call.checked(traced)
-
-
-def function_of(model: QuantizedModel, call: PureCall) -> ModelFunction:
-    """Returns a call of a model as a quantized function."""
-    return ModelFunction(
-        call.function,
-        model.aqt.rules,
-        params=0,
-        strict=model.aqt.strict,
-        naming=by_parameter,
-        call=call,
-    )
-
-
-def _class_of(model: nnx.Module) -> type[nnx.Module]:
-    """Returns the class of a model once it is quantized."""
-    # A module of a class with `pytree=False` is a leaf.
-    return _subclass(float_class_of(model), not jax.tree_util.all_leaves([model]))
-
-
-@functools.cache
-def _subclass(base: type[nnx.Module], is_pytree: bool) -> type[nnx.Module]:
-    """Returns the one subclass for quantized models of a class."""
-
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace.update({name: _method(base, name) for name in _names(base)})
-        namespace["_float_class"] = base
-        namespace["__reduce__"] = lambda self: (_empty, (base, is_pytree), vars(self))
-        for name in ("__module__", "__qualname__", "__doc__"):
-            namespace[name] = getattr(base, name)
-
-    # The temporary name keeps registries of subclasses by name from overwriting `base`.
-    name, bases = f"Quantized{base.__name__}", (base, QuantizedModel)
-    made = types.new_class(name, bases, {"pytree": is_pytree}, fill)
-    made.__name__ = base.__name__
-    return cast(type[nnx.Module], made)
-
-
-def _empty(base: type[nnx.Module], is_pytree: bool) -> nnx.Module:
-    """Returns a quantized model without attributes, for pickle."""
-    cls = _subclass(base, is_pytree)
-    return cls.__new__(cls)
-
-
-def _names(base: type[nnx.Module]) -> list[str]:
-    """Returns the names of the methods of a class to quantize."""
-    public = [name for name in dir(base) if not name.startswith("_")]
-    # `set_view` is how nnx.view sets attributes.
-    own = [n for n in public if not hasattr(nnx.Module, n) and n != "set_view"]
-    return [name for name in (*own, _CALL) if _is_method(_attribute(base, name))]
-
-
-def _attribute(cls: type, name: str) -> Any:
-    """Returns an attribute of a class without binding it, ignoring the metaclass."""
-    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
-
-
-def _is_method(x: Any) -> bool:
-    if isinstance(x, staticmethod | classmethod | type):
-        return False
-    # nnx.jit and others make callable objects that bind as functions do.
-    return isinstance(x, functools.partialmethod) or (
-        callable(x) and hasattr(type(x), "__get__")
-    )
-
-
-def _method(base: type[nnx.Module], name: str) -> Any:
-    """Returns the quantized version of a method."""
-
-    @functools.wraps(getattr(base, name))
-    def run(self: QuantizedModel, *args: Any, **kwargs: Any) -> Any:
-        return call_method(self, name, args, kwargs)
-
-    return run

@@ -46,7 +46,7 @@ def _text(shapes: Any) -> str:
 @operator("Loop")
 def _loop(call: Call, count: Value, condition: Value, *state: Value) -> Any:
     """Unrolls a loop whose number of steps is known in tracing."""
-    steps = None if count is None else int(call.static(count, "trip count"))
+    steps = None if count is None else call.integer(count, "trip count")
     body = call.attribute("body")
     stacks: list[list[Value]] = [[] for _ in body.outputs[1 + len(state) :]]
     step = 0

@@ -82,6 +82,6 @@ def _non_zero(call: Call, x: Value) -> Value:
 
 @operator("Trilu")
 def _trilu(call: Call, x: Value, diagonal: Value = None) -> Value:
-    k = 0 if diagonal is None else int(call.static(diagonal, "diagonal"))
+    k = 0 if diagonal is None else call.integer(diagonal, "diagonal")
     numpy = numpy_of(x)
     return (numpy.triu if call.attribute("upper", 1) else numpy.tril)(x, k)

@@ -22,7 +22,7 @@ def _empty(call: Call) -> tuple[Sequence]:
 def _insert(
     call: Call, values: Sequence, value: Value, position: Value = None
 ) -> tuple[Sequence]:
-    place = len(values) if position is None else int(call.static(position, "position"))
+    place = len(values) if position is None else call.integer(position, "position")
     items = list(values)
     items.insert(place, value)
     return (tuple(items),)
@@ -31,13 +31,13 @@ def _insert(
 @operator("SequenceErase")
 def _erase(call: Call, values: Sequence, position: Value = None) -> tuple[Sequence]:
     items = list(values)
-    del items[-1 if position is None else int(call.static(position, "position"))]
+    del items[-1 if position is None else call.integer(position, "position")]
     return (tuple(items),)
 
 
 @operator("SequenceAt")
 def _at(call: Call, values: Sequence, position: Value) -> Value:
-    return values[int(call.static(position, "position"))]
+    return values[call.integer(position, "position")]
 
 
 @operator("SequenceLength")

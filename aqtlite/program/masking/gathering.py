@@ -9,34 +9,67 @@ from jax.extend import core
 
 from aqtlite.calibration.masks import OfLeaves
 from aqtlite.jaxpr import counted, sites, tracing
+from aqtlite.program.masking.entries import Entries, Updated
 from aqtlite.program.masking.evaluation import Evaluation
 from aqtlite.program.masking.masks import placed
 from aqtlite.quantization import shared_moments
 
 
-def once(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles an update of statistics, which leaves out tokens that do not count.
+class Gathering:
+    """Statistics of batches, by a compiled update without what does not count."""
 
-    Args:
-        update: function of a tree of statistics and of other pytrees of arrays, as in
-            `shared_moments.once`.
+    def __init__(self, update: Callable[..., Any]) -> None:
+        """Begins before the first batch.
 
-    Returns:
-        The compiled function, with an argument before the others: the masks of the
-        last one, as in `evaluate`.
-    """
-    whole = shared_moments.once(update)
+        Args:
+            update: function of a tree of statistics and of other pytrees of arrays, as
+                in `shared_moments.once`.
+        """
+        self.entries = Entries()
 
-    @shared_moments.once
-    def masked(statistics: Any, masks: OfLeaves, *others: Any) -> Any:
-        return evaluate(update, (statistics, *others), masks)
+        @shared_moments.once
+        def whole(statistics: Any, *others: Any) -> Updated:
+            return Updated.of(statistics, update(statistics, *others))
 
-    def updated(masks: OfLeaves, statistics: Any, *others: Any) -> Any:
+        @shared_moments.once
+        def masked(statistics: Any, masks: OfLeaves, *others: Any) -> Updated:
+            after = evaluate(update, (statistics, *others), masks)
+            return Updated.of(statistics, after)
+
+        self._whole, self._masked = whole, masked
+
+    def after(self, masks: OfLeaves, statistics: Any, *others: Any) -> Any:
+        """Returns the statistics after a batch.
+
+        Args:
+            masks: masks of the last argument, as in `evaluate`.
+            statistics: statistics of the batches before.
+            *others: other arguments of the update.
+        """
         if all(mask is None for mask in masks.masks):
-            return whole(statistics, *others)
-        return masked(statistics, masks, *others)
+            updated = self._whole(statistics, *others)
+        else:
+            self.entries.is_masked = True
+            updated = self._masked(statistics, masks, *others)
+        self.entries.add(statistics, updated)
+        return updated.tree
 
-    return updated
+
+def of_one(update: Callable[..., Any], args: tuple[Any, ...], masks: OfLeaves) -> Any:
+    """Returns the statistics after a batch, as `evaluate`, which has to enter them.
+
+    Raises:
+        ValueError: as `evaluate`; and if no element counts in an array of which
+            statistics are gathered, as far as that is known.
+    """
+    updated = Updated.of(args[0], evaluate(update, args, masks))
+    if not any(
+        isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, updated))
+    ):
+        entries = Entries(is_masked=True)
+        entries.add(args[0], updated)
+        entries.check()
+    return updated.tree
 
 
 def evaluate(update: Callable[..., Any], args: tuple[Any, ...], masks: OfLeaves) -> Any:

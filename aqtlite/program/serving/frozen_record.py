@@ -64,6 +64,7 @@ class Operand(NamedTuple):
         "made_of",
         "beside_floats",
         "removed",
+        "state",
     ],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -88,6 +89,11 @@ class FrozenRecord:
     removed: tuple[str, ...] | None = None
     """The parameters in `made_of` that the conversion removed: paths from the root,
     joined by slashes. None in records of conversions that did not store them."""
+
+    state: tuple[str, ...] = ()
+    """Path of the calibration states that it was quantized with, if rules quantized it:
+    a layer that is called twice has states, and a weight, for each call. Empty if its
+    quantization reads none, and in records of conversions that did not store it."""
 
     recipe: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
     """`recipe_name` of the record, mapped to an empty dictionary. Checkpoints keep the

@@ -6,7 +6,6 @@ parameter, the problem and the remedy.
 """
 
 import dataclasses
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config
+from aqtlite.contraction import refused_gradient
 from aqtlite.lowering import exact
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
@@ -179,9 +179,9 @@ def refuse_another_way(
     """
     raise ValueError(
         f"parameter {parameter!r} is frozen, but the {operand} of a contraction of "
-        f"axes {operand.contracting} in {where} is made of it in another way than in "
-        "the calls that were converted: convert this call, too, with "
-        f"{converter}"
+        f"axes {operand.contracting} in {where} is made of it in another way, or "
+        "quantized with another state, than in the calls that were converted: convert "
+        f"this call, too, with {converter}"
     )
 
 
@@ -351,32 +351,11 @@ def without_gradient(weight: str, frozen: QTensor, operand: jax.Array) -> QTenso
     Raises:
         TypeError: if the float operand is differentiated.
     """
-    scale = _without_gradient(weight, frozen.scale, operand)
+    message = (
+        "a gradient was asked with respect to parameters of which the weight "
+        f"{weight!r} is frozen: it would be that of their other uses alone. "
+        "Serving variables are not for training: differentiate with respect to "
+        "other parameters, or train the float variables and convert them again"
+    )
+    scale = refused_gradient.refused(frozen.scale, operand, message)
     return dataclasses.replace(frozen, scale=scale)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _without_gradient(weight: str, scale: jax.Array, operand: jax.Array) -> jax.Array:
-    del weight, operand
-    return scale
-
-
-def _without_gradient_fwd(weight: str, scale: Any, operand: Any):
-    if operand.perturbed:
-        raise TypeError(
-            "a gradient was asked with respect to parameters of which the weight "
-            f"{weight!r} is frozen: it would be that of their other uses alone. "
-            "Serving variables are not for training: differentiate with respect to "
-            "other parameters, or train the float variables and convert them again"
-        )
-    return scale.value, None
-
-
-def _without_gradient_bwd(weight: str, residuals: None, g: Any):
-    del weight, residuals
-    return g, None
-
-
-_without_gradient.defvjp(
-    _without_gradient_fwd, _without_gradient_bwd, symbolic_zeros=True
-)

@@ -9,12 +9,12 @@ import numpy as np
 
 from aqtlite.program.serving import identity
 from aqtlite.program.serving import weights as weights_lib
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord
 from aqtlite.program.serving.model import (
     Buffer,
     Discovery,
     FoundOperand,
-    Model,
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder, sliced_axes
@@ -134,6 +134,7 @@ def plan(model: Model) -> Plan:
     for call, one in enumerate(discoveries):
         keys, not_weights = weights_lib.chosen(one.operands)
         weights = [found for found in one.operands if found.key in keys]
+        weights = weights_lib.with_all_moments(discoveries, weights)
         if weights:
             recorded.extend(weights_lib.record_weights(model, call, weights))
         refusals.update({(call, key): why for key, why in not_weights.items()})
@@ -206,14 +207,18 @@ def _identities(
 
 
 def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
-    """Refuses weights with more elements than their parameters: broadcast copies."""
+    """Refuses weights with more elements than their parameters: broadcast copies.
+
+    Weights of equal parameters and several states are no copies.
+    """
     return {
         one.member: Refusal(
             f"as {one.shape} it is larger than the parameters that it is made of: "
-            "they were broadcast, perhaps to a batch"
+            "they were broadcast, perhaps to a batch, or to the steps of a scan"
         )
         for one in recorded
-        if np.prod(one.shape) > sum(parameter.size for parameter in one.parameters)
+        if np.prod(one.shape)
+        > one.found.num_states * sum(parameter.size for parameter in one.parameters)
     }
 
 
@@ -280,8 +285,8 @@ def _grouped(
         for index, weight in enumerate(weights):
             if _alike(weight, one, found):
                 members = (*weight.members, one.member)
-                if not is_static and not weight.recorded.made_like(one):
-                    why = Refusal("another weight of its module looks the same")
+                if not weight.recorded.made_like(one):
+                    why = Refusal(_why_not_shared(weight.recorded, one))
                     refused.update(dict.fromkeys(members, why))
                 weights[index] = dataclasses.replace(weight, members=members)
                 break
@@ -302,6 +307,22 @@ def _grouped(
     return weights, refused
 
 
+def _why_not_shared(first: RecordedWeight, other: RecordedWeight) -> str:
+    """Returns why serving cannot tell apart two weights that are not made alike."""
+    if first.parameters != other.parameters or first.inputs == other.inputs:
+        return "another weight of its module looks the same"
+    if first.found.is_injected:
+        return (
+            "the calls of its layer have calibration states of their own, by which a "
+            "function in a layer cannot tell its weights apart: let all calls share "
+            "them, by AqtDotGeneral(cfg, name=...), or quantize the model by rules"
+        )
+    return (
+        "it is made by contractions that have calibration states of their own in each "
+        "call of its layer"
+    )
+
+
 def _share_a_place(one: RecordedWeight | FoundOperand, other: RecordedWeight) -> bool:
     """Whether one module contracts both, with equal shapes, sides and axes."""
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
@@ -312,6 +333,8 @@ def _alike(
 ) -> bool:
     """Whether serving could not tell a recorded operand from a weight."""
     first, identified = weight.recorded, weight.record.identity
+    if isinstance(found, str):
+        return first.found.weight == one.found.weight
     if (first.key.path, first.operand, first.found.cfg) != (
         one.key.path,
         one.operand,
@@ -336,6 +359,7 @@ def _record(
         made_of=_made_of(one),
         beside_floats=any(_share_a_place(other, one) for other in floats),
         removed=tuple(str(x) for x in one.parameters if x in removed),
+        state=one.found.state,
     )
 
 

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 from absl import logging
 
 from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.program.serving.planning import Plan
+from aqtlite.qtensor import codes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,9 @@ class ParameterReport:
 
     bytes_before: int
     bytes_after: int
-    """Bytes of its floats, if they stay, and of the frozen weights made of it. A weight
-    made of several parameters counts with the first."""
+    """Bytes of its floats, if they stay, and of the frozen weights made of it, as a
+    checkpoint keeps them: values of 4 bits take half a byte. A weight made of several
+    parameters counts with the first."""
 
     rounding: str = ""
     """Whether the frozen weights are sparse, and how they were rounded if not as in
@@ -120,7 +121,7 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
     frozen_beside: set[Parameter] = set()
     roundings: dict[Parameter, str] = {}
     for weight, one in zip(plan.weights, stored, strict=True):
-        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(one.values))
+        size = codes.stored_bytes(one.values)
         first = weight.parameters[0]
         frozen_bytes[first] = frozen_bytes.get(first, 0) + size
         frozen_beside.update(weight.parameters)

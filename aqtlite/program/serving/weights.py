@@ -7,7 +7,7 @@ cannot be frozen are returned with the reason.
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from aqtlite.jaxpr import analysis, slicing
 from aqtlite.program import unsummed
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.program.serving.model import (
     Buffer,
@@ -24,7 +25,6 @@ from aqtlite.program.serving.model import (
     Discovery,
     FoundOperand,
     Leaf,
-    Model,
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder
@@ -73,6 +73,9 @@ def chosen(
         by_key.setdefault(one.key, []).append(one)
     refusals = {key: _refusal(found) for key, found in by_key.items()}
     chosen = {key for key, refusal in refusals.items() if refusal is None}
+    for key in _made_of_weights(by_key, chosen):
+        chosen.discard(key)
+        refusals[key] = Refusal("a quantized contraction of weights makes it")
     for key in sorted(chosen):
         is_required = all(one.is_required for one in by_key[key])
         if key.side == "lhs" and key._replace(side="rhs") in chosen and not is_required:
@@ -80,6 +83,31 @@ def chosen(
             chosen.discard(key)
             refusals[key] = Refusal("the rhs is a weight, too", is_expected=True)
     return frozenset(chosen), {k: r for k, r in refusals.items() if r is not None}
+
+
+def _made_of_weights(
+    by_key: Mapping[OperandKey, list[FoundOperand]], chosen: Collection[OperandKey]
+) -> set[OperandKey]:
+    """Returns weights that may be the result of an injected contraction of weights.
+
+    Serving knows what is made of parameters by evaluating it with placeholders, which
+    contractions are not.
+    """
+    found = set()
+    for lhs in chosen:
+        rhs = lhs._replace(side="rhs")
+        if lhs.side == "rhs" or rhs not in chosen:
+            continue
+        pair = [*by_key[lhs], *by_key[rhs]]
+        made_of = {parameter for one in pair for parameter in one.parameters}
+        found |= {
+            key
+            for key in chosen
+            if key not in (lhs, rhs)
+            and any(made_of <= {*one.parameters} for one in by_key[key])
+            and all(one.is_injected for one in (*pair, *by_key[key]))
+        }
+    return found
 
 
 def _refusal(found: list[FoundOperand]) -> Refusal | None:
@@ -166,12 +194,37 @@ class RecordedWeight:
         return self.found.operand
 
     def made_like(self, other: "RecordedWeight") -> bool:
-        """Whether both are made of the same parameters in the same way."""
+        """Whether both are made of the same parameters and states in the same way."""
         return (
             self.found.identity is not None
             and self.found.identity == other.found.identity
             and (self.inputs, self.shape) == (other.inputs, other.shape)
         )
+
+
+def with_all_moments(
+    discoveries: Sequence[Discovery], weights: Sequence[FoundOperand]
+) -> list[FoundOperand]:
+    """Returns weights with the second moments of all calls that contract them.
+
+    A weight that is rounded at conversion has one rounding for the inputs of all of its
+    contractions, whichever call of the model makes them.
+
+    Args:
+        discoveries: operands of all calls of the model.
+        weights: operands of one call that are weights.
+    """
+    moments: dict[Any, dict[tuple[str, ...], None]] = {}
+    for discovery in discoveries:
+        for one in discovery.operands:
+            if one.moments and one.obstacle is None:
+                moments.setdefault(one.weight, {}).update(dict.fromkeys(one.moments))
+    return [
+        dataclasses.replace(one, moments=tuple(moments[one.weight]))
+        if one.moments
+        else one
+        for one in weights
+    ]
 
 
 def record_weights(

@@ -52,9 +52,11 @@ def run(model, variables, args, path, rules=(), interface=None):
     return Run(report, found, floats)
 
 
-def execute(path, report, args):
+def execute(path, report, args, options=None):
     """The only output of a file."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"]
+    )
     given = {
         tensor.name: on_grid(x, tensor)
         for tensor, x in zip(report.inputs, args, strict=True)

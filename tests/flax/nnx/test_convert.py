@@ -271,6 +271,20 @@ class TestRefusals:
         with pytest.raises(ValueError, match="'up/kernel' is frozen, but the rhs"):
             other(X)
 
-    def test_a_frozen_layer_on_its_own(self, serving):
+    def test_a_frozen_parameter_on_its_own(self, serving):
         with pytest.raises(TypeError, match="is frozen, and has no values here: call"):
-            serving.up(X)
+            serving.up.kernel[...]
+
+
+def test_adapters_that_are_frozen_are_named(caplog):
+    """They have no arrays, so that JAX differentiates with respect to nothing."""
+    layer = nnx.LoRALinear(8, 8, lora_rank=2, rngs=nnx.Rngs(0))
+    rules = [Rule(path="lora.*", cfg=None), Rule(cfg=CFG)]
+    for given, paths in ((CFG, ["lora/lora_a", "lora/lora_b"]), (rules, [])):
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="absl"):
+            serving = convert(quantize_model(layer, given), X)
+        said = [one.getMessage() for one in caplog.records]
+        assert bool(said) == bool(paths)
+        assert all(path in said[0] for path in paths)
+        assert len(jax.tree.leaves(nnx.state(serving, nnx.LoRAParam))) == 2 - len(paths)

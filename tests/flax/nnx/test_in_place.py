@@ -176,8 +176,10 @@ class TestMethods:
             x = x + jnp.abs(model(x)) + 1
         np.testing.assert_array_equal(Model.generate(model, X, 10.0), x)
 
-    def test_layers_by_themselves_are_floats(self, model):
-        np.testing.assert_array_equal(model.up(X), Model.make().up(X))
+    def test_layers_are_those_of_the_model(self, model):
+        assert isinstance(model.up, nnx.Linear)
+        assert type(model.up).__name__ == "Linear"
+        assert model.up is model.up
 
 
 class TestNnx:

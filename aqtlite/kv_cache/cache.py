@@ -1,37 +1,37 @@
-"""A quantized KV cache, and attention to it.
-
-Keys and values have one scale per position and head. Attention contracts the stored
-integers:
-
-- scores: ``sum_d q_d (s k_d) = s sum_d q_d k_d``: the scale of a key multiplies its
-  score;
-- values: ``sum_t p_t (s_t v_t) = sum_t (p_t s_t) v_t``: the scale of a value multiplies
-  its probability before the probability is quantized
-  (`aqtlite.contraction.scale_moves`).
-
-`aqtlite.flax.QuantizedCache` puts the cache into Flax layers.
-"""
+"""The quantized keys and values of past positions."""
 
 import dataclasses
-from typing import Any, cast
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config
-from aqtlite.contraction.einsum import einsum
+from aqtlite.contraction import refused_gradient, straight_through
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import quantizer
-from aqtlite.quantization.quantize import quantize
 
 _WIDENED = {np.dtype("int4"): np.dtype("int8"), np.dtype("uint4"): np.dtype("uint8")}
 """Storage dtypes before and after `aqtlite.flax.widen_int4`."""
 
+_LOST = (
+    "a gradient was asked with respect to keys and values that were written to a KV "
+    "cache before it left a transformation, such as jax.jit, jax.lax.scan or jax.vmap, "
+    "or a Flax layer: append and attend in one call that is differentiated, or take "
+    "what was written before for constants, with jax.lax.stop_gradient(cache)"
+)
+"""Message for gradients that a cache has lost; see `KVCache.floats`."""
 
-@jax.tree_util.register_dataclass
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["key", "value", "index"],
+    meta_fields=[],
+    drop_fields=["floats"],
+)
 @dataclasses.dataclass(frozen=True)
 class KVCache:
     """Keys and values of past positions; a pytree.
@@ -44,8 +44,6 @@ class KVCache:
     >>> cache = append(cache, jnp.ones((2, 1, 4, 8)), jnp.ones((2, 1, 4, 8)), cfg)
     >>> int(cache.index), cache.key.shape, cache.key.scale.size
     (1, (2, 16, 4, 8), 128)
-    >>> attend(jnp.ones((2, 1, 4, 8)), cache, cfg).shape
-    (2, 1, 4, 8)
     """
 
     key: QTensor
@@ -58,6 +56,12 @@ class KVCache:
 
     index: jax.Array
     """Number of positions written, int32 scalar."""
+
+    floats: tuple[jax.Array, jax.Array] | None = None
+    """Float keys and values, stored like the rounded ones: they take the gradient of
+    attention. `append` keeps them while it is traced. They are no part of the pytree:
+    a cache that leaves a transformation, such as `jax.jit` or `jax.lax.scan`, or a
+    Flax layer, has lost them, and gradients of what was written before are refused."""
 
     @property
     def length(self) -> int:
@@ -137,12 +141,12 @@ def empty(
         )
     batch = len(shape) - 3
     length, heads, depth = range(batch, batch + 3)
-    key = _quantize_keys(jnp.zeros(shape, dtype), cfg)
+    key = quantize_keys(jnp.zeros(shape, dtype), cfg)
     zeros = jnp.zeros((*shape[:-1], value_depth or shape[-1]), dtype)
-    value = _quantize_values(zeros, cfg)
+    value = quantize_values(zeros, cfg)
     return KVCache(
-        key.stored_in((*range(batch), heads, depth, length)),
-        value.stored_in((*range(batch), heads, length, depth)),
+        key.stop_gradient().stored_in((*range(batch), heads, depth, length)),
+        value.stop_gradient().stored_in((*range(batch), heads, length, depth)),
         jnp.zeros((), jnp.int32),
     )
 
@@ -169,7 +173,7 @@ def append(
             config's or stored in another dtype than the grid's, or if there is no room.
     """
     order = cache.key.order, cache.value.order
-    cache = _checked(cache, cfg)
+    cache = checked(cache, cfg)
     _check_new("key", key, cache.key)
     _check_new("value", value, cache.value)
     if key.shape[:-1] != value.shape[:-1]:
@@ -192,152 +196,70 @@ def append(
             "sequence"
         )
 
-    def written(past: QTensor, new: QTensor, order: Any) -> QTensor:
+    def written(past: QTensor, x: jax.Array, new: QTensor, order: Any) -> QTensor:
         new = new.astype(past.dtype)
         scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
         starts = [0] * (past.ndim - 3) + [index, 0, 0]
         starts = [jnp.asarray(start, index.dtype) for start in starts]
         # A cache widened by `widen_int4` stays in int8.
         qvalue = new.qvalue.astype(past.qvalue.dtype)
-        new = dataclasses.replace(new, qvalue=qvalue, scale=scale)
+        new = dataclasses.replace(
+            new, qvalue=qvalue, scale=refused_gradient.marked(scale, x)
+        )
+        if past.unrounded is None:
+            new = new.stop_gradient()
         updated = shape_operations.dynamic_update_slice(past, new, starts)
         return dataclasses.replace(updated, order=order)
 
+    arrays = jax.tree.leaves((cache, cache.floats, key, value))
+    past = cache.key, cache.value
+    if any(isinstance(x, jax.core.Tracer) for x in arrays):
+        past = differentiable(cache)
+    keys = written(past[0], key, quantize_keys(key, cfg), order[0])
+    values = written(past[1], value, quantize_values(value, cfg), order[1])
+    floats = keys.unrounded, values.unrounded
     return KVCache(
-        written(cache.key, _quantize_keys(key, cfg), order[0]),
-        written(cache.value, _quantize_values(value, cfg), order[1]),
+        keys.stop_gradient(),
+        values.stop_gradient(),
         index + positions,
+        None if keys.unrounded is None else floats,
     )
 
 
-def attend(
-    query: jax.Array,
-    cache: KVCache,
-    cfg: config.DotGeneral,
-    mask: jax.Array | None = None,
-) -> jax.Array:
-    """Causal dot-product attention of the last positions to all positions written.
-
-    With fewer key heads than query heads (grouped-query attention), each key head
-    serves a group of consecutive query heads.
-
-    Args:
-        query: queries of the positions written last, ``(*batch, positions, query heads,
-            depth)``; each position attends to itself and to all earlier ones.
-        cache: cache that already holds the keys and values of these positions.
-        cfg: config that the cache was made with.
-        mask: True where attended; broadcasts to ``(*batch, query heads, positions,
-            length)``.
-
-    Returns:
-        ``(*batch, positions, query heads, value depth)``, in the dtype of `query`.
-    """
-    cache = _checked(cache, cfg)
-    positions = cache.index - query.shape[-3] + jnp.arange(query.shape[-3])
-    causal = jnp.arange(cache.length) <= positions[:, None]
-    masks = (causal,) if mask is None else (mask, causal)
-    return _attend(query, cache.key, cache.value, cfg, masks)
-
-
-def attend_uncached(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    cfg: config.DotGeneral,
-    mask: jax.Array | None = None,
-) -> jax.Array:
-    """Dot-product attention to keys and values quantized as in a cache.
-
-    Args:
-        query: queries, ``(*batch, positions, query heads, depth)``.
-        key: keys, ``(*batch, length, heads, depth)``.
-        value: values, ``(*batch, length, heads, value depth)``.
-        cfg: config of the cache.
-        mask: as for `attend`; without one, every position attends to all.
-    """
-    masks = () if mask is None else (mask,)
-    keys, values = _quantize_keys(key, cfg), _quantize_values(value, cfg)
-    return _attend(query, keys, values, cfg, masks)
-
-
-def _attend(
-    query: jax.Array,
-    key: QTensor,
-    value: QTensor,
-    cfg: config.DotGeneral,
-    masks: tuple[jax.Array, ...],
-) -> jax.Array:
-    *batch, count, query_heads, depth = query.shape
-    heads = key.shape[-2]
-    if (*batch, depth) != (*key.shape[:-3], key.shape[-1]) or query_heads % heads:
-        raise ValueError(
-            f"query of shape {query.shape} does not fit keys of shape {key.shape}: "
-            "batch axes and depth are to be equal, and the heads of the query a "
-            "multiple of those of the keys"
-        )
-    cfg = cfg.for_serving()
-    group = query_heads // heads
-    query = query / jnp.sqrt(depth).astype(query.dtype)
-    grouped = query.reshape(*batch, count, heads, group, depth)
-    scores: Any = einsum(
-        "...qhgd,...khd->...hgqk",
-        grouped,
-        key,
-        cfg=cfg,
-        preferred_element_type=jnp.float32,
-    )
-    for mask in masks:
-        mask = _by_group(mask, heads, group, (count, key.shape[-3]))
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    out: Any = einsum(
-        "...hgqk,...khd->...qhgd",
-        jax.nn.softmax(scores),
-        value,
-        cfg=cfg,
-        preferred_element_type=query.dtype,
-    )
-    out = out.reshape(*batch, count, query_heads, value.shape[-1])
-    return cast(jax.Array, out)
-
-
-def _by_group(
-    mask: jax.Array, heads: int, group: int, last: tuple[int, int]
-) -> jax.Array:
-    """Splits a mask's axis of query heads, if present, into key heads and groups."""
-    mask = jnp.atleast_2d(mask)
-    rows, columns = mask.shape[-2:]
-    if rows not in (1, last[0]) or columns not in (1, last[1]):
-        raise ValueError(
-            f"mask of shape {mask.shape} does not broadcast to {last[0]} queries and "
-            f"{last[1]} keys, its last two axes; the keys are all the positions that "
-            "the cache has room for"
-        )
-    if mask.ndim == 2:
-        return mask
-    *batch, own, _, _ = mask.shape
-    if own not in (1, heads * group):
-        raise ValueError(
-            f"mask of shape {mask.shape} does not broadcast to {heads * group} heads"
-        )
-    split = (1, 1) if own == 1 else (heads, group)
-    return mask.reshape(*batch, *split, rows, columns)
-
-
-def _quantize_keys(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
+def quantize_keys(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
     """Quantizes keys with one scale per position and head."""
-    return quantize(x, cfg.for_serving().fwd.rhs, axes=-1).stop_gradient()
+    axes = OperandAxes.of_contracting(x.ndim, (x.ndim - 1,))
+    return straight_through.quantized(x, cfg.for_serving().fwd.rhs, axes, "fwd.rhs")
 
 
-def _quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
+def quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
     """Quantizes values as attention in training does (`config.for_values`)."""
     tensor = cfg.for_serving().fwd.rhs
     tensor = dataclasses.replace(tensor, calib_shared_axes="remaining")
     *batch, length, heads, depth = range(x.ndim)
     axes = OperandAxes((length,), (*batch, heads), (depth,))
-    return quantizer.quantize_array(x, tensor, axes, "fwd.rhs").stop_gradient()
+    return straight_through.quantized(x, tensor, axes, "fwd.rhs")
 
 
-def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
+def differentiable(cache: KVCache) -> tuple[QTensor, QTensor]:
+    """Keys and values with the float arrays that take their gradient.
+
+    Raises:
+        TypeError: if the cache has lost them, and is differentiated.
+    """
+
+    def of(q: QTensor, floats: jax.Array | None) -> QTensor:
+        if floats is None:
+            scale = refused_gradient.refused(q.scale, q.scale, _LOST)
+            floats = dataclasses.replace(q, scale=scale).as_stored().dequant()
+        scale = jax.lax.stop_gradient(q.scale)
+        return dataclasses.replace(q, scale=scale, unrounded=floats)
+
+    key, value = cache.floats or (None, None)
+    return of(cache.key, key), of(cache.value, value)
+
+
+def checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
     """The cache, with its storage order adapted to `jax.vmap`.
 
     Raises:

@@ -1,0 +1,31 @@
+"""A quantized KV cache, and attention to it.
+
+Keys and values have one scale per position and head. Attention contracts the stored
+integers:
+
+- scores: ``sum_d q_d (s k_d) = s sum_d q_d k_d``: the scale of a key multiplies its
+  score;
+- values: ``sum_t p_t (s_t v_t) = sum_t (p_t s_t) v_t``: the scale of a value multiplies
+  its probability before the probability is quantized
+  (`aqtlite.contraction.scale_moves`).
+
+Gradients pass through the rounding of keys and values as through that of any operand
+(`aqtlite.contraction.straight_through`).
+
+`aqtlite.flax.QuantizedCache` puts the cache into Flax layers.
+
+>>> import jax.numpy as jnp
+>>> from aqtlite import config
+>>> cfg = config.qat(8)
+>>> cache = empty((2, 16, 4, 8), jnp.float32, cfg)
+>>> cache = append(cache, jnp.ones((2, 1, 4, 8)), jnp.ones((2, 1, 4, 8)), cfg)
+>>> attend(jnp.ones((2, 1, 4, 8)), cache, cfg).shape
+(2, 1, 4, 8)
+
+Read `cache` first.
+"""
+
+from aqtlite.kv_cache.attention import attend, attend_uncached
+from aqtlite.kv_cache.cache import KVCache, append, check_config, empty
+
+__all__ = ["KVCache", "append", "attend", "attend_uncached", "check_config", "empty"]

@@ -1,0 +1,103 @@
+"""The interface to a framework: a model that reports what its calls contract."""
+
+import abc
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from aqtlite.program.serving.contraction import OperandKey
+from aqtlite.program.serving.model import (
+    Buffer,
+    CallTrace,
+    Discovery,
+    FoundOperand,
+    Parameter,
+    StoredWeight,
+    buffers_of,
+    parameters_of,
+)
+from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.statistics_uses import Uses
+
+
+class Model(abc.ABC):
+    """A model with its variables and the calls that will be served."""
+
+    def __init__(
+        self,
+        params: Any,
+        others: Any,
+        num_calls: int,
+        is_box: Callable[[Any], bool] | None = None,
+    ):
+        """Collects the leaves of the variables.
+
+        Args:
+            params: the parameters, or their shapes.
+            others: the other variables, or their shapes.
+            num_calls: number of calls.
+            is_box: predicate for nodes that box parameters with metadata.
+        """
+        self.parameters = parameters_of(params, is_box)
+        self.buffers = buffers_of(others)
+        self.values: dict[Parameter | Buffer, Any] = {}
+        self.values.update(self.buffers.items())
+        leaves = jax.tree.leaves(params)
+        self.values.update(zip(self.parameters, leaves, strict=True))
+        self.num_calls = num_calls
+        self.uses_of_statistics = Uses()
+        """Uses of statistics in the calls discovered so far."""
+
+    @abc.abstractmethod
+    def discover(self, call: int) -> Discovery:
+        """Traces a call and returns the quantized operands with their origins."""
+
+    @abc.abstractmethod
+    def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
+        """Traces a call with the `WeightOutputs` of weights as outputs.
+
+        Args:
+            call: index of the call, which was discovered.
+            weights: operands of the call that are weights.
+        """
+
+    def record_fingerprints(
+        self,
+        call: int,
+        keys: Collection[OperandKey],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> CallTrace:
+        """Traces a call with the weights' fingerprints at serving time as outputs.
+
+        Implemented by models with injected contractions.
+
+        Args:
+            call: index of the call.
+            keys: keys of weights of injected contractions.
+            frozen: placeholders to trace in place of parameters.
+        """
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def serving(
+        self,
+        stored: Sequence[StoredWeight],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> Any:
+        """Returns the serving variables, or shapes if the model's values are shapes.
+
+        Second moments of inputs, which only a conversion reads, are left out.
+
+        Args:
+            stored: the frozen weights.
+            frozen: placeholders for the parameters that nothing else reads.
+        """
+
+    @abc.abstractmethod
+    def fix_scales(self, serving: Any) -> Any:
+        """Returns serving variables with fixed scales in place of statistics."""
+
+    def quantized_elsewhere(self) -> Mapping[Parameter, str]:
+        """Returns parameters quantized where no trace shows it, with the reasons."""
+        return {}
