@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aqtlite.contraction.dot_general import make_dot_general
     from aqtlite.contraction.einsum import einsum
     from aqtlite.contraction.ragged_dot import make_ragged_dot
+    from aqtlite.invariance.transform import invariant
     from aqtlite.jaxpr.registry import register_operation
     from aqtlite.program import rules
     from aqtlite.program.biases import correct_biases
@@ -50,6 +51,7 @@ __all__ = [
     "einsum",
     "einsum_states",
     "fixed_scale",
+    "invariant",
     "kv_cache",
     "make_conv_general_dilated",
     "make_dot_general",
@@ -88,6 +90,7 @@ _PLACES = {
     "einsum": "contraction.einsum:einsum",
     "einsum_states": "contraction.einsum_states",
     "fixed_scale": "quantization.fixed_scale",
+    "invariant": "invariance.transform:invariant",
     "make_conv_general_dilated": (
         "contraction.conv_general_dilated:make_conv_general_dilated"
     ),

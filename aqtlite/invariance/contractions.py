@@ -44,7 +44,8 @@ class Dot(TargetDependent):
                 lax.dynamic_slice_in_dim(rhs, start, _UNROLLED, 1),
             )
 
-        out = lax.fori_loop(0, blocks, add, out)
+        if blocks:
+            out = lax.fori_loop(0, blocks, add, out)
         out = _added(out, lhs[:, size - rest :], rhs[:, size - rest :])
         return out.reshape(*batch, *rows, *columns)
 

@@ -55,7 +55,12 @@ def _mul(x, y):
 
 
 def _div(x, y):
-    return barrier(lax.div(x, barrier(y)))
+    # XLA multiplies by the reciprocal of a divisor that it knows, or that is an
+    # element repeated; of this one it does not see that it is `y`.
+    bits = lax.bitcast_convert_type(barrier(y), jnp.uint32)
+    sign = lax.bitcast_convert_type(lax.abs(x), jnp.uint32) >> np.uint32(31)
+    divisor = lax.bitcast_convert_type(lax.bitwise_xor(bits, sign), jnp.float32)
+    return barrier(lax.div(x, divisor))
 
 
 def _sqrt(x):

@@ -6,59 +6,84 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from aqtlite.invariance import functions
 from aqtlite.invariance.contractions import Dot
 from aqtlite.invariance.sums import CumulativeSum, Sum
+from aqtlite.jaxpr import equations
 from aqtlite.lowering import exact
 
 Rule = Callable[..., jax.Array]
 """Function from the parameters of an equation and its inputs, of which floats are
-float32, to its result."""
+float32, to its result in float32."""
+
+
+class NoForm(ValueError):
+    """Raised for an operation whose bits depend on more than values."""
 
 
 def rule_of(eqn: Any) -> Rule | None:
-    """Returns the form of an equation that rounds; None for one that does not.
+    """Returns the form of an equation; None for one that rounds nothing.
 
     Raises:
-        NotImplementedError: if it has no form.
+        NoForm: if it has none.
     """
     name = eqn.primitive.name
-    types = [var.aval for var in eqn.outvars]
-    if not any(map(_is_float, types)) or name in _EXACT:
+    outputs = [var.aval for var in eqn.outvars]
+    if not any(map(_is_float, outputs)) or name in _EXACT or _is_exact_sum(eqn):
         return None
-    if name in _SUMS and _is_plain_sum(eqn):
+    inputs = [atom.aval for atom in eqn.invars]
+    if name not in _RULES:
+        raise NoForm(f"{name} has no such form")
+    for aval in (*inputs, *outputs):
+        if _is_float(aval) and aval.dtype not in _DTYPES:
+            raise NoForm(f"{name} has no such form for {aval.dtype.name}")
+    if name == "mul" and _is_scaled_by_a_power_of_two(eqn):
         return None
-    if name not in RULES:
-        raise NotImplementedError(name)
-    wide = [t for t in (*types, *(x.aval for x in eqn.invars)) if _is_wide(t)]
-    if wide:
-        raise NotImplementedError(f"{name} of {wide[0].dtype}")
-    return RULES[name]
+    if name in _OVER_AXES:
+        for aval in inputs:
+            if not _is_float(aval):
+                raise NoForm(f"{name} has no such form for {aval.dtype.name}")
+            if not all(isinstance(size, int) for size in aval.shape):
+                raise NoForm(f"{name} has no such form for symbolic sizes")
+    return _RULES[name]
 
 
 def apply(rule: Rule, eqn: Any, values: Sequence[Any]) -> list[jax.Array]:
-    """Evaluates an equation by its form, in float32, and rounds to its dtype."""
+    """Evaluates an equation by its form, and rounds the result to its dtype."""
     wide = [exact.float32(x) if _is_float(x) else x for x in map(jnp.asarray, values)]
     out = rule(eqn.params, *wide)
     dtype = eqn.outvars[0].aval.dtype
     return [out if out.dtype == dtype else exact.rounded(out, dtype)]
 
 
-def _is_plain_sum(eqn: Any) -> bool:
-    """Whether an equation adds float32 values, none of which XLA may know."""
-    return all(
-        x.aval.dtype == np.float32 and not isinstance(x, core.Literal)
-        for x in eqn.invars
-    )
+_DTYPES = tuple(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 
 
 def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
-def _is_wide(x: Any) -> bool:
-    return x.dtype == np.float64 or jnp.issubdtype(x.dtype, jnp.complexfloating)
+def _is_exact_sum(eqn: Any) -> bool:
+    """Whether an equation adds float32 values of which XLA knows none.
+
+    It adds known ones first: ``(x + 1) - 1`` is `x`.
+    """
+    return eqn.primitive.name in _SUMS and all(
+        atom.aval.dtype == np.float32 and not isinstance(atom, core.Literal)
+        for atom in eqn.invars
+    )
+
+
+def _is_scaled_by_a_power_of_two(eqn: Any) -> bool:
+    """Whether an equation multiplies float32 values by a known power of two."""
+    if eqn.outvars[0].aval.dtype != np.float32:
+        return False
+    known = (atom for atom in eqn.invars if isinstance(atom, core.Literal))
+    values = [np.asarray(equations.literal_value(atom)) for atom in known]
+    return any(x.ndim == 0 and abs(np.frexp(x)[0]) == 0.5 for x in values)
 
 
 def _converted(params, x):
@@ -67,8 +92,7 @@ def _converted(params, x):
 
 
 def _integer_pow(params, x):
-    power = abs(params["y"])
-    out = None
+    power, out = abs(params["y"]), None
     while power:
         if power & 1:
             out = x if out is None else functions.MUL(out, x)
@@ -87,52 +111,43 @@ def _without_params(function: Callable[..., jax.Array]) -> Rule:
     return rule
 
 
-RULES: Mapping[str, Rule] = {
-    **{name: _without_params(one) for name, one in functions.UNARY.items()},
-    "mul": _without_params(functions.MUL),
-    "div": _without_params(functions.DIV),
-    "pow": _without_params(functions.POW),
+_SUMS = {
     "add": _without_params(functions.ADD),
-    "sub": _without_params(functions.SUB),
     "add_any": _without_params(functions.ADD),
-    "square": lambda params, x: functions.MUL(x, x),
-    "integer_pow": _integer_pow,
-    "convert_element_type": _converted,
+    "sub": _without_params(functions.SUB),
+}
+
+_OVER_AXES: Mapping[str, Rule] = {
     "reduce_sum": lambda params, x: Sum(tuple(params["axes"]))(x),
     "cumsum": lambda params, x: CumulativeSum(params["axis"], params["reverse"])(x),
     "dot_general": lambda params, x, y: Dot(params["dimension_numbers"])(x, y),
 }
 
-_SUMS = frozenset({"add", "sub", "add_any"})
+_RULES: Mapping[str, Rule] = {
+    **{name: _without_params(one) for name, one in functions.UNARY.items()},
+    **_SUMS,
+    **_OVER_AXES,
+    "convert_element_type": _converted,
+    "div": _without_params(functions.DIV),
+    "integer_pow": _integer_pow,
+    "mul": _without_params(functions.MUL),
+    "pow": _without_params(functions.POW),
+    "square": lambda params, x: functions.MUL(x, x),
+}
 
 _EXACT = frozenset(
     {
-        *("abs", "argmax", "argmin", "bitcast_convert_type", "broadcast_in_dim"),
-        *("ceil", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin"),
-        *("device_put", "dynamic_slice", "dynamic_update_slice", "empty"),
-        *("expand_dims", "floor", "gather", "imag", "iota", "is_finite", "max", "min"),
-        *("mesh_cast", "name", "neg", "nextafter", "optimization_barrier", "pad"),
-        *(
-            "pvary",
-            "random_bits",
-            "real",
-            "reduce_max",
-            "reduce_min",
-            "reduce_precision",
-        ),
-        *(
-            "rem",
-            "reshape",
-            "reshard",
-            "rev",
-            "round",
-            "scatter",
-            "select_and_gather_add",
-        ),
-        *("select_n", "sharding_constraint", "sign", "slice", "sort", "split"),
-        *("squeeze", "stop_gradient", "top_k", "transpose", "unstack"),
-        *("scatter-add", "scatter-max", "scatter-min", "scatter-sub", "scatter_add"),
-        "target_dependent",
+        *("abs", "bitcast_convert_type", "broadcast_in_dim", "ceil", "clamp"),
+        *("concatenate", "copy", "copy_p", "cummax", "cummin", "device_put"),
+        *("dynamic_slice", "dynamic_update_slice", "empty", "expand_dims", "floor"),
+        *("gather", "iota", "max", "mesh_cast", "min", "name", "neg", "nextafter"),
+        *("optimization_barrier", "pad", "pvary", "reduce_max", "reduce_min"),
+        *("reduce_precision", "rem", "reshape", "reshard", "rev", "round", "scatter"),
+        *("scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign"),
+        *("slice", "sort", "split", "squeeze", "stop_gradient", "target_dependent"),
+        *("top_k", "transpose", "unstack", "while"),
+        # On CPUs, updates are added one by one, in their order.
+        *("scatter-add", "scatter-sub"),
     }
 )
-"""Primitives that move, choose or compare elements, or add them in a given order."""
+"""Primitives that move, choose or compare elements, or change them exactly."""

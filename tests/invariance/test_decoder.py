@@ -1,0 +1,97 @@
+"""A decoder has the same bits however its tokens are given to it."""
+
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import invariant
+from tests.common import mostly_slow
+from tests.invariance import decoder
+
+apply = jax.jit(invariant(decoder.apply))
+TOKENS = decoder.tokens()
+
+
+@functools.cache
+def trained(dtype):
+    """Parameters, and log-probabilities of the whole batch in a training step."""
+    params = decoder.parameters(dtype=dtype)
+    step = jax.jit(jax.value_and_grad(invariant(decoder.loss), has_aux=True))
+    (_, out), _ = step(params, TOKENS)
+    return params, np.asarray(out)
+
+
+def decoded(params, dtype, chunk, size, first=0, batch=3):
+    """Log-probabilities by a cache, some tokens at a time."""
+    kept, out = decoder.cache(batch, size, dtype), []
+    for start in range(0, TOKENS.shape[1], chunk):
+        some = TOKENS[:batch, start : start + chunk]
+        found, kept = apply(
+            params, some, np.int32(first + start), np.int32(first), kept
+        )
+        out.append(np.asarray(found))
+    return np.concatenate(out, 1)
+
+
+CASES = {
+    "float32": ("float32", {"chunk": 1, "size": 21}),
+    "bfloat16": ("bfloat16", {"chunk": 1, "size": 21}),
+    "chunks": ("float32", {"chunk": 5, "size": 21}),
+    "one example": ("float32", {"chunk": 1, "size": 21, "batch": 1}),
+    "a longer cache": ("float32", {"chunk": 7, "size": 40}),
+    "left padding": ("float32", {"chunk": 3, "size": 40, "first": 9}),
+    "bfloat16 with left padding": (
+        "bfloat16",
+        {"chunk": 3, "size": 40, "first": 9, "batch": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(CASES, "bfloat16"))
+def test_decoded_as_trained(name):
+    dtype, how = CASES[name]
+    params, wanted = trained(dtype)
+    out = decoded(params, dtype, **how)
+    np.testing.assert_array_equal(out, wanted[: out.shape[0]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 17])
+def test_prefixes_of_any_length(length):
+    params, wanted = trained("float32")
+    out, _ = apply(params, TOKENS[:1, :length])
+    np.testing.assert_array_equal(out, wanted[:1, :length])
+
+
+def digest(dtype):
+    """Digest of the parameters after three training steps."""
+    step = jax.jit(invariant(_step))
+    params = decoder.parameters(dtype=dtype)
+    for seed in range(3):
+        params = step(params, decoder.tokens(2, 9, seed))
+    values = [np.asarray(x.astype(jnp.float32)) for x in jax.tree.leaves(params)]
+    return hashlib.sha256(b"".join(x.tobytes() for x in values)).hexdigest()[:16]
+
+
+def _step(params, tokens):
+    gradients = jax.grad(lambda params: decoder.loss(params, tokens)[0])(params)
+    return jax.tree.map(lambda x, g: x - 0.1 * g, params, gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", ["SSE4_2", "AVX2"])
+def test_training_has_one_digest_on_every_processor(processor):
+    code = "from tests.invariance.test_decoder import digest; print(digest('float32'))"
+    flags = {"XLA_FLAGS": f"--xla_cpu_max_isa={processor}"}
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(
+        command, env=os.environ | flags, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "53b787d88ffd4bde"

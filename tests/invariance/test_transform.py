@@ -1,0 +1,230 @@
+"""Operations evaluated in forms whose bits depend on values alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aqtlite
+from aqtlite import config, invariant
+from tests.common import mostly_slow, normal
+
+X = normal((5, 37))
+POSITIVE = jnp.abs(X) + 0.1
+
+FUNCTIONS = {
+    "exp": (jnp.exp, np.exp, X),
+    "exp2": (jnp.exp2, np.exp2, X),
+    "expm1": (jnp.expm1, np.expm1, X),
+    "log": (jnp.log, np.log, POSITIVE),
+    "log1p": (jnp.log1p, np.log1p, POSITIVE),
+    "logistic": (jax.nn.sigmoid, lambda x: 1 / (1 + np.exp(-x)), X),
+    "tanh": (jnp.tanh, np.tanh, X),
+    "erf": (lax.erf, None, X),
+    "erfc": (lax.erfc, None, X),
+    "sin": (jnp.sin, np.sin, 100 * X),
+    "cos": (jnp.cos, np.cos, 100 * X),
+    "sqrt": (jnp.sqrt, np.sqrt, POSITIVE),
+    "rsqrt": (lax.rsqrt, lambda x: 1 / np.sqrt(x), POSITIVE),
+    "pow": (lambda x: 10000.0**x, lambda x: 10000.0**x, X),
+    "mean": (lambda x: x.mean(-1), lambda x: x.mean(-1), X),
+    "cumulative sum": (lambda x: x.cumsum(-1), lambda x: x.cumsum(-1), X),
+    "cube and inverse": (lambda x: x**3 + x**-2, lambda x: x**3 + x**-2.0, POSITIVE),
+    "softmax": (jax.nn.softmax, None, X),
+    "logsumexp": (functools.partial(jax.nn.logsumexp, axis=-1), None, X),
+    "gelu": (functools.partial(jax.nn.gelu, approximate=False), None, X),
+    "norm": (lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True)), None, X),
+    "contraction": (lambda x: x @ x.T, lambda x: x @ x.T, X),
+}
+
+
+SOME = ("exp", "pow", "softmax", "norm")
+
+
+@pytest.mark.parametrize("name", mostly_slow(FUNCTIONS, *SOME, "contraction"))
+def test_values_are_those_of_the_function(name):
+    function, exact, x = FUNCTIONS[name]
+    out = jax.jit(invariant(function))(x)
+    if exact is None:
+        with jax.enable_x64(True):
+            wanted = function(jnp.asarray(x, jnp.float64))
+    else:
+        wanted = exact(np.asarray(x, np.float64))
+    np.testing.assert_allclose(out, wanted, rtol=2e-6, atol=2e-7)
+
+
+OF_ROWS = [name for name in FUNCTIONS if name != "contraction"]
+
+
+@pytest.mark.parametrize("name", mostly_slow(OF_ROWS, *SOME))
+def test_a_row_is_the_same_alone(name):
+    function, _, x = FUNCTIONS[name]
+    run = jax.jit(invariant(function))
+    whole = run(x)
+    for row in (0, 3):
+        np.testing.assert_array_equal(run(x[row : row + 1])[0], whole[row])
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "erf", "sin"])
+def test_an_element_is_the_same_in_arrays_of_any_size(name):
+    function, _, x = FUNCTIONS[name]
+    run = jax.jit(invariant(function))
+    whole = run(x.reshape(-1))
+    for size in (1, 3, 7, 15, 64):
+        np.testing.assert_array_equal(run(x.reshape(-1)[:size]), whole[:size])
+
+
+EDGES = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 200, -200, 0.5], "f")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "function",
+    [
+        jnp.exp,
+        jnp.exp2,
+        jnp.expm1,
+        jnp.log,
+        jnp.log1p,
+        jnp.tanh,
+        lax.erf,
+        lax.erfc,
+        jax.nn.sigmoid,
+        jnp.sin,
+        jnp.cos,
+        jnp.sqrt,
+        lax.rsqrt,
+    ],
+)
+def test_edges(function):
+    x = EDGES[:-3] if function in (jnp.sin, jnp.cos) else EDGES
+    np.testing.assert_allclose(
+        jax.jit(invariant(function))(x), jax.jit(function)(x), rtol=1e-5
+    )
+
+
+def test_edges_of_powers():
+    bases, exponents = np.meshgrid(EDGES, np.array([*EDGES, 2, 3, -3], "f"))
+    with np.errstate(all="ignore"):
+        wanted = np.power(bases, exponents)
+    out = jax.jit(invariant(lax.pow))(bases, exponents)
+    np.testing.assert_allclose(out, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sums_do_not_see_padding_shifts_or_rotations(axis):
+    run = jax.jit(invariant(functools.partial(jnp.sum, axis=axis)))
+    wanted = run(X)
+    widths = [(0, 0), (0, 0)]
+    for before, after in ((0, 1), (0, 91), (5, 22), (64, 0)):
+        widths[axis] = before, after
+        padded = jnp.pad(X, widths)
+        np.testing.assert_array_equal(run(padded), wanted)
+    widths[axis] = 0, 64 - X.shape[axis]
+    ring = jnp.pad(X, widths)
+    for shift in (1, 17, 40):
+        np.testing.assert_array_equal(run(jnp.roll(ring, shift, axis)), wanted)
+
+
+def test_contractions_do_not_see_zeros_anywhere():
+    run = jax.jit(invariant(jnp.matmul))
+    x, y = normal((3, 19)), normal((19, 4))
+    wanted = run(x, y)
+    places = np.sort(np.random.default_rng(0).permutation(50)[:19])
+    wide_x = jnp.zeros((3, 50)).at[:, places].set(x)
+    wide_y = jnp.full((50, 4), 7.0).at[places].set(y)
+    np.testing.assert_array_equal(run(wide_x, wide_y), wanted)
+    np.testing.assert_array_equal(run(x[:1], y), wanted[:1])
+
+
+def test_a_product_beside_a_sum_changes_nothing():
+    a, b, c = (normal((999,), seed) for seed in range(3))
+    wanted = np.asarray(a) * np.asarray(b) + np.asarray(c)
+    alone = jax.jit(invariant(lambda a, b, c: a * b + c))
+    beside = jax.jit(invariant(lambda a, b, c: (a * b + c, a * b)))
+    np.testing.assert_array_equal(alone(a, b, c), wanted)
+    np.testing.assert_array_equal(beside(a, b, c)[0], wanted)
+
+
+def test_constants_are_not_added_first():
+    tiny = jnp.full((3,), 1e-8)
+    assert (jax.jit(invariant(lambda x: (x + 1) - 1))(tiny) == 0).all()
+    thirds = jax.jit(invariant(lambda x: (x * 3) * np.float32(1 / 3)))
+    x = np.asarray(X)
+    np.testing.assert_array_equal(thirds(X), x * np.float32(3) * np.float32(1 / 3))
+
+
+def _looped(x):
+    def step(carry, row):
+        carry = jnp.tanh(carry) + row
+        return carry, lax.cond(row.sum() > 0, jnp.exp, jnp.sin, row)
+
+    last, rows = lax.scan(step, x[0], x)
+    total = lax.fori_loop(0, 3, lambda i, y: y + y.mean() * i, last)
+    return total, rows
+
+
+CALLS = {
+    "loops and branches": _looped,
+    "remat": jax.checkpoint(lambda x: jnp.exp(x).sum(-1)),
+    "vmap": jax.vmap(lambda row: jax.nn.softmax(row) @ row),
+    "custom derivative": lambda x: jax.nn.relu(jax.nn.silu(x)).mean(0),
+    "contraction of integers": lambda x: aqtlite.make_dot_general(
+        config.fully_quantized()
+    )(jnp.exp(x), x, (((1,), (1,)), ((), ()))),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(CALLS, "loops and branches"))
+def test_calls_and_their_derivatives(name):
+    function = CALLS[name]
+    out = jax.jit(invariant(function))(X)
+    wanted = jax.jit(function)(X)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), out, wanted
+    )
+
+    def loss(function, x):
+        return sum(jnp.sum(y * y) for y in jax.tree.leaves(function(x)))
+
+    gradients = [
+        jax.jit(jax.grad(functools.partial(loss, one)))(X)
+        for one in (invariant(function), function)
+    ]
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_are_rounded_at_every_step(dtype):
+    x = X.astype(dtype)
+    run = jax.jit(invariant(lambda x: (x * x + x).sum(-1)))
+    product = (x.astype("f") * x.astype("f")).astype(dtype).astype("f")
+    total = (product + x.astype("f")).astype(dtype).astype("f")
+    wanted = jax.jit(invariant(lambda x: x.sum(-1)))(total).astype(dtype)
+    np.testing.assert_array_equal(run(x).astype("f"), wanted.astype("f"))
+    assert run(x).dtype == dtype
+
+
+REFUSED = {
+    "conv_general_dilated": lambda x: lax.conv(
+        x[None, None], x[None, None], (1, 1), "SAME"
+    ),
+    "cumprod": lambda x: jnp.cumprod(x, 1),
+    "erf_inv": jax.scipy.special.erfinv,
+    "condition of a while loop": lambda x: lax.while_loop(
+        lambda y: jnp.exp(y).sum() < 10, lambda y: y + 1, x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_other_operations_by_name_and_scope(name):
+    def function(x):
+        with jax.named_scope("layer"):
+            return REFUSED[name](x)
+
+    with pytest.raises(ValueError, match=f"layer.*: .*{name}"):
+        jax.jit(invariant(function))(X)
