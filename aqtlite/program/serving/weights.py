@@ -115,7 +115,7 @@ def _made_of_weights(
 def _is_made_of_more(
     one: FoundOperand, parameters: set[Parameter], is_alone: bool
 ) -> bool:
-    """Whether an operand may be made of some parameters, beside others if `is_alone`."""
+    """Whether an operand may be made of parameters; beside others if `is_alone`."""
     own = {*one.parameters}
     return parameters < own if is_alone else parameters <= own
 
