@@ -12,7 +12,7 @@ from tests import against_reference, generators, reference
 
 # Some that once failed: gradients summed in bfloat16 and float16, a contraction of
 # bfloat16 that XLA:CPU lacks, long sums of 16-bit integers.
-SEEDS = (*range(55), 56, 57, 1017, 1072, 1134, 1097, 3765)
+SEEDS = (*range(25), 1017, 1072, 1134, 1097, 3765)
 DRAWS = 5
 
 

@@ -22,7 +22,7 @@ CASES = {
     for name in causality_grid.NAMES
     for preset in causality_grid.PRESETS
     if name != "injected convolution"
-    and (name == "decoder" or preset in ("fully_quantized", "weight_only", "nvfp4"))
+    and (name == "decoder" or preset in ("fully_quantized", "nvfp4"))
 }
 QUICK = (
     "decoder, fully_quantized",

@@ -44,19 +44,19 @@ def test_equation(eqn):
     shape = jax.eval_shape(lambda *xs: jnp.einsum(eqn, *xs), *arrays).shape
     cotangent = normal(shape, 9)
 
-    def both(einsum):
-        out, pull_back = jax.vjp(einsum, *arrays)
-        return out, pull_back(cotangent)
-
     @quick_jit
-    def run():
+    def run(*arrays):
+        def both(einsum):
+            out, pull_back = jax.vjp(einsum, *arrays)
+            return out, pull_back(cotangent)
+
         return (
             both(lambda *xs: jnp.einsum(eqn, *xs)),
             both(lambda *xs: aqtlite.einsum(eqn, *xs, cfg=None)),
             both(lambda *xs: aqtlite.einsum(eqn, *xs, cfg=nearest())),
         )
 
-    wanted, exact, got = map(jax.tree.leaves, run())
+    wanted, exact, got = map(jax.tree.leaves, run(*arrays))
     for one, in_float, quantized in zip(wanted, exact, got, strict=True):
         assert relative_error(in_float, one) < 1e-5
         assert quantized.shape == one.shape and quantized.dtype == one.dtype

@@ -15,10 +15,10 @@ from tests.flax import random_configs, random_models, served_equals_trained
 
 # Most of these were once served with other last bits. There is one of each preset.
 SEEDS = {
-    "integers": (0, 1, 2, 11, 12, 24, 64, 101, 126, 143),
-    "weight_only": (0, 1, 9, 17, 20, 21, 24, 25, 27, 30),
-    "fake_quant": (0, 1, 7, 20, 21, 22, 24, 25, 26, 34),
-    "dg_in_dtype": (0, 1, 5, 8, 11, 26, 40, 42, 88, 145),
+    "integers": (0, 11, 24, 64, 101, 143),
+    "weight_only": (0, 9, 17, 20, 24, 30),
+    "fake_quant": (0, 7, 20, 22, 26),
+    "dg_in_dtype": (1, 8, 26, 42, 145),
     "presets": (1, 3, 5, 6, 8, 9, 10, 12, 16, 18, 27, 30, 40, 41, 59, 1246),
     "grids": (3, 11, 15, 19, 21, 37, 56, 1056),
     "rotated": (1, 4, 7, 20),

@@ -207,7 +207,8 @@ def test_of_nnx_activations_are_of_the_module_that_contracts():
         "layers/layer_0/experts/bte,btk->bek",
     }
     out = nnx.jit(lambda model, x: model(x))(model, x)
-    assert type(model.layers[0]) is Layer
+    assert isinstance(model.layers[0], Layer)
+    assert "_path_in_model" not in vars(model.layers[0])
     serving = aqt_nnx.convert(model, x)
     served = nnx.jit(lambda model, x: model(x))(serving, x)
     np.testing.assert_allclose(served, out, rtol=1e-4)

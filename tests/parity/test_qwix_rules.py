@@ -338,13 +338,13 @@ class TestConditions:
         """By the names under which they are registered."""
 
         @jax.jit
-        def gmm(x, w):
+        def batched(x, w):
             return x @ w
 
-        aqtlite.register_operation("gmm", jnp.matmul)
-        given = rules.from_qwix({**BOTH, "op_names": ("gmm", "ragged_dot")})
+        aqtlite.register_operation("batched", jnp.matmul)
+        given = rules.from_qwix({**BOTH, "op_names": ("batched", "ragged_dot")})
         planned = aqtlite.plan(
-            lambda w, x: gmm(x, w) @ w,
+            lambda w, x: batched(x, w) @ w,
             jnp.ones((8, 8)),
             X[:, :8],
             rules=given,

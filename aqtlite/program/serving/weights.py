@@ -94,20 +94,30 @@ def _made_of_weights(
     contractions are not.
     """
     found = set()
-    for lhs in chosen:
-        rhs = lhs._replace(side="rhs")
-        if lhs.side == "rhs" or rhs not in chosen:
+    for rhs in chosen:
+        lhs = rhs._replace(side="lhs")
+        # In float, the other operand is not among those found.
+        is_alone = not any(one.cfg.fwd.lhs.is_quantized for one in by_key[rhs])
+        if rhs.side == "lhs" or not (lhs in chosen or is_alone):
             continue
-        pair = [*by_key[lhs], *by_key[rhs]]
+        pair = [*by_key.get(lhs, ()), *by_key[rhs]]
         made_of = {parameter for one in pair for parameter in one.parameters}
         found |= {
             key
             for key in chosen
             if key not in (lhs, rhs)
-            and any(made_of <= {*one.parameters} for one in by_key[key])
+            and any(_is_made_of_more(one, made_of, is_alone) for one in by_key[key])
             and all(one.is_injected for one in (*pair, *by_key[key]))
         }
     return found
+
+
+def _is_made_of_more(
+    one: FoundOperand, parameters: set[Parameter], is_alone: bool
+) -> bool:
+    """Whether an operand may be made of parameters; beside others if `is_alone`."""
+    own = {*one.parameters}
+    return parameters < own if is_alone else parameters <= own
 
 
 def _refusal(found: list[FoundOperand]) -> Refusal | None:

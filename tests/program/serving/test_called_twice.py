@@ -27,6 +27,9 @@ from aqtlite.quantization.state_collections import (
 from tests.common import mostly_slow, normal
 from tests.flax.support import init
 
+# Bits tell which of several weights a call was served with.
+pytestmark = pytest.mark.code("quick")
+
 SIZE = 8
 X = normal((6, SIZE))
 RATE = 0.05
