@@ -7,7 +7,7 @@ import numpy as np
 import aqtlite
 from aqtlite import config
 
-VOCABULARY, WIDTH, HEADS, LAYERS = 17, 24, 2, 2
+VOCABULARY, WIDTH, HEADS, LAYERS = 17, 24, 2, 1
 SIZE = WIDTH // HEADS
 
 
