@@ -1,7 +1,8 @@
 """Private: programs whose bits depend on values alone.
 
-`transform.invariant` evaluates the program of a function with each float operation in a
-form that gives one result in every program: products that compilers do not merge with
-sums (`rounding`), functions written out in such products (`functions`), sums in a fixed
-order (`sums`, `contractions`). `rules` has the form of each primitive.
+The program of a function is evaluated with each float operation in a form that gives
+one result in every program. Read `transform` first, then `rules`, which has the form of
+each primitive: products that compilers do not merge with sums (`rounding`), functions
+written out in such products (`functions`), sums in a fixed order (`sums`,
+`contractions`).
 """
