@@ -32,7 +32,7 @@ class Written(ElementwiseOnTarget):
     form: Callable[..., jax.Array]
 
     def __repr__(self) -> str:
-        return f"Written({self.form.__name__})"
+        return f"Written({self.plain.__name__})"
 
     def reference(self, *args):
         return self.plain(*args)

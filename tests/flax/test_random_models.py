@@ -15,14 +15,14 @@ from tests.flax import random_configs, random_models, served_equals_trained
 
 # Most of these were once served with other last bits. There is one of each preset.
 SEEDS = {
-    "integers": (0, 11, 24, 64, 101, 143),
-    "weight_only": (0, 9, 17, 20, 24, 30),
-    "fake_quant": (0, 7, 20, 22, 26),
-    "dg_in_dtype": (1, 8, 26, 42, 145),
+    "integers": (0, 11, 101),
+    "weight_only": (9, 20, 30),
+    "fake_quant": (7, 22),
+    "dg_in_dtype": (8, 42),
     "presets": (1, 3, 5, 6, 8, 9, 10, 12, 16, 18, 27, 30, 40, 41, 59, 1246),
-    "grids": (3, 11, 15, 19, 21, 37, 56, 1056),
+    "grids": (11, 15, 37, 1056),
     "rotated": (1, 4, 7, 20),
-    "repeated": (1, 2, 5, 7, 9, 10),
+    "repeated": (1, 5, 9),
 }
 
 

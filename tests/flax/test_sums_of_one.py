@@ -177,7 +177,7 @@ class Nnx(nnx.Module):
         return self.last(nnx.relu(x + self.time(time)))
 
 
-@each_preset
+@pytest.mark.parametrize("preset", ["fully_quantized", "lsq"])
 @pytest.mark.parametrize("by_rules", [False, True], ids=["injected", "rules"])
 def test_nnx(preset, by_rules):
     """Exact in the quantized model; served as trained, with one weight frozen."""
