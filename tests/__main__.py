@@ -4,7 +4,7 @@
   python -m tests slow              the others: training, random models, new processes,
                                     notebooks, comparisons with AQT, Qwix, LiteRT, ONNX,
                                     and most cases of tests that have many
-  python -m tests all               both, as .ci/run does
+  python -m tests all               both; .ci/run leaves out a few benchmarks
   python -m tests flax checkpoint   tests/flax and tests/checkpoint, slow ones too
   python -m tests slow flax         the slow tests of tests/flax
   python -m tests noise -k unbiased  of tests/noise, those named so
