@@ -77,9 +77,7 @@ def quantize_and_contract(
     if in_shard_map:
         operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
     if how.fwd.has_element_scales:
-        arrays = jax.tree.leaves((lhs, rhs))
-        is_traced = all(isinstance(x, jax.core.Tracer) for x in arrays)
-        moved = _moved_once if is_traced else _moved
+        moved = _moved_once if inlined.are_tracers((lhs, rhs)) else _moved
         lhs, rhs = moved(how, operation, lhs, rhs, seed, states)
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
@@ -322,9 +320,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
         scales = _scales_on_output(saved)
         others = saved.rhs, saved.lhs
         # Layers of one shape share one trace of the gradient.
-        gradient_of = (
-            _traced_once if isinstance(g, jax.core.Tracer) else contract_gradient
-        )
+        gradient_of = _traced_once if inlined.are_tracers(g) else contract_gradient
         for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
             if own is not None and not _is_absent((other, own)):
                 out, states[f"d{side}"] = gradient_of(

@@ -79,9 +79,7 @@ def function_for(
     Forward contractions of one shape share one trace, since a model has many layers of
     one shape. Gradients are traced once as a whole.
     """
-    # An array that is known while tracing must stay so: states are checked.
-    arrays = jax.tree.leaves((lhs, rhs))
-    is_traced = all(isinstance(x, jax.core.Tracer) for x in arrays)
+    is_traced = inlined.are_tracers((lhs, rhs))
     is_shared = is_traced and how.path == "fwd" and not jax.tree.leaves(states)
     return _traced_once if is_shared else quantize_and_sum
 

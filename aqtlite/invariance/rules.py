@@ -145,7 +145,7 @@ _EXACT = frozenset(
         *("reduce_precision", "rem", "reshape", "reshard", "rev", "round", "scatter"),
         *("scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign"),
         *("slice", "sort", "split", "squeeze", "stop_gradient", "target_dependent"),
-        *("top_k", "transpose", "unstack", "while"),
+        *("top_k", "transpose", "unstack"),
         # On CPUs, updates are added one by one, in their order.
         *("scatter-add", "scatter-sub"),
     }

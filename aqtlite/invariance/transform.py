@@ -138,14 +138,7 @@ class _Equation(NamedTuple):
 def _equations(closed: core.ClosedJaxpr, place: _Place) -> Iterator[_Equation]:
     for number, eqn in enumerate(closed.jaxpr.eqns):
         scope = scopes.join(place.scope, scopes.text_of(eqn))
-        name = registry.name_of(eqn)
-        bodies = (
-            [registry.body_of(eqn, name)]
-            if name is not None
-            else list(equations.bodies(eqn))
-            if rewriting.enters(eqn)
-            else []
-        )
+        bodies = _bodies(eqn)
         if not bodies:
             location = (*place.location, (number, 0))
             yield _Equation(
@@ -162,3 +155,11 @@ def _equations(closed: core.ClosedJaxpr, place: _Place) -> Iterator[_Equation]:
                     place.is_in_condition or (kind == "while" and index == 0),
                 ),
             )
+
+
+def _bodies(eqn: Any) -> list[core.ClosedJaxpr]:
+    """Returns the bodies of an equation whose equations can be replaced."""
+    name = registry.name_of(eqn)
+    if name is not None:
+        return [registry.body_of(eqn, name)]
+    return list(equations.bodies(eqn)) if rewriting.enters(eqn) else []

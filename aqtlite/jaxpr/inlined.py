@@ -10,6 +10,14 @@ _EARLY: Any = True if _INLINES is None else _INLINES.JAX_EARLY
 """Inlining while tracing. Since JAX 0.12, True inlines when a program is lowered."""
 
 
+def are_tracers(tree: Any) -> bool:
+    """Whether all arrays of a pytree are being traced.
+
+    Of an array that is known, states are checked: it must stay so.
+    """
+    return all(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
 def traced_once(
     function: Callable[..., Any], static_argnums: int | Sequence[int] = ()
 ) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """Names of parameters, and paths of contractions: from name scopes or parameters."""
 
+import collections
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -218,6 +219,20 @@ _Node = tuple[str, ...]
 
 def _joined(node: _Node, scope: str) -> str:
     return "/".join(part for part in (*node, scope) if part)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Returns names with ``#`` and a number from the second of equal ones on.
+
+    >>> numbered(["up", "down", "up"])
+    ['up', 'down', 'up#1']
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}#{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return found
 
 
 def _holder(site: Site, nodes: Mapping[int, _Node]) -> _Node | None:

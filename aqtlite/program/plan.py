@@ -1,6 +1,5 @@
 """Decides how rules quantize the contractions of a program."""
 
-import collections
 import dataclasses
 import functools
 import html
@@ -15,7 +14,6 @@ from absl import logging
 from jax.extend import core
 
 from aqtlite import config, errors
-from aqtlite.contraction import differentiation
 from aqtlite.contraction.contract import is_product
 from aqtlite.jaxpr import opaque, producers, registry, sites, user_rules
 from aqtlite.jaxpr.sites import NamedValue, Site
@@ -31,7 +29,7 @@ from aqtlite.program import (
     visibility,
 )
 from aqtlite.program import unseen as unseen_lib
-from aqtlite.program.naming import Name, Naming, by_scope
+from aqtlite.program.naming import Name, Naming, by_scope, numbered
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
     EMPTY,
@@ -143,8 +141,8 @@ def make(
     )
     found = [site for site in found if not _is_quantized_already(site)]
     names = naming(found, parameters)
-    paths = _numbered([name.path for name in names])
-    kept = _numbered([name.kept_under for name in names])
+    paths = numbered([name.path for name in names])
+    kept = numbered([name.kept_under for name in names])
     program = producers.Body(closed)
     planned = [
         _planned(site, name._replace(path=path), kept_as, rules, parameters, program)
@@ -159,22 +157,11 @@ def make(
     return Plan(tuple(planned), tuple(rules), tuple(contents.named), unseen)
 
 
-def _numbered(names: Sequence[str]) -> list[str]:
-    """Returns names with ``#`` and a number from the second one on."""
-    counts: collections.Counter[str] = collections.Counter()
-    numbered = []
-    for name in names:
-        numbered.append(f"{name}#{counts[name]}" if counts[name] else name)
-        counts[name] += 1
-    return numbered
-
-
 def _is_quantized_already(site: Site) -> bool:
     """Whether it is part of a quantized contraction, or of the gradient of one."""
     path, transformations = site.scope
-    if differentiation.SCOPE in path.split("/"):
-        return True
-    return injected.is_described(path) and "transpose" in transformations
+    is_of_gradient = injected.is_described(path) and "transpose" in transformations
+    return in_rules.is_quantized_already(site) or is_of_gradient
 
 
 _FLOAT = config.unquantized()

@@ -1,6 +1,5 @@
 """The contractions among the equations of two runs."""
 
-import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from jax.extend.core import primitives
 from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import module_scopes, registry
 from aqtlite.program import injected
+from aqtlite.program.naming import numbered
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import equation_of
 from aqtlite.shapes.sharding import describe as type_of
@@ -70,19 +70,9 @@ def find(
     found = list(_unnamed(steps))
     scopes = {one.step.location: one.path for one in found}
     if paths is None or len(paths) != len(scopes):
-        paths = _numbered(list(scopes.values()))
+        paths = numbered(list(scopes.values()))
     path_of = dict(zip(scopes, paths, strict=True))
     return [dataclasses.replace(one, path=path_of[one.step.location]) for one in found]
-
-
-def _numbered(scopes: Sequence[str]) -> list[str]:
-    """Returns paths as plans do: with a number from the second in a scope on."""
-    counts: collections.Counter[str] = collections.Counter()
-    paths = []
-    for scope in scopes:
-        paths.append(f"{scope}#{counts[scope]}" if counts[scope] else scope)
-        counts[scope] += 1
-    return paths
 
 
 def _unnamed(steps: Sequence[Step]) -> Iterator[Contraction]:
