@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from aqtlite import config
 from aqtlite.contraction import differentiation
 from aqtlite.jaxpr import registry, rule_sites, user_rules
 from aqtlite.jaxpr.origins import NOTHING, Origin
@@ -18,10 +17,11 @@ from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import DotGeneral
 from aqtlite.program import injected, matching, unsummed
 from aqtlite.program.naming import Name
-from aqtlite.program.planned import PlannedContraction, equation_of, why_not_quantized
+from aqtlite.program.planned import PlannedContraction, why_not_quantized
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.recognized import Again, Gradient, recognized
 from aqtlite.program.rules import Rule
+from aqtlite.program.undecided import undecided
 
 STEP = "gradient"
 """Last step of the paths of contractions in rules that stay in float."""
@@ -128,23 +128,8 @@ def _in_float(
         _operand(atom.aval, origin, call, within, parameters)
         for atom, origin in zip(site.eqn.invars[:2], site.operands, strict=True)
     )
-    return PlannedContraction(
-        path=name.path,
-        module=name.module,
-        kept_under=name.kept_under,
-        kept_as=name.path,
-        op=site.operation,
-        registered=site.registered,
-        equation=equation_of(site.eqn),
-        lhs=lhs,
-        rhs=rhs,
-        rule=None,
-        cfg=config.unquantized(),
-        why_float="no rule names it",
-        why_not_smoothed=None,
-        is_injected=False,
-        site=site,
-    )
+    one = undecided(site, name, name.path, lhs, rhs)
+    return dataclasses.replace(one, why_float="no rule names it")
 
 
 def _operand(

@@ -34,11 +34,11 @@ from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
     EMPTY,
     PlannedContraction,
-    equation_of,
     why_not_quantized,
 )
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule
+from aqtlite.program.undecided import undecided
 from aqtlite.program.unseen import Unseen
 from aqtlite.quantization import granularity
 
@@ -180,24 +180,9 @@ def _planned(
         for atom, origin in zip(site.eqn.invars[:2], site.operands, strict=True)
     )
     given = injected.config_of(site.scope.path)
-    one = PlannedContraction(
-        path=name.path,
-        module=name.module,
-        kept_under=name.kept_under,
-        kept_as=kept_as,
-        op=site.operation,
-        registered=site.registered,
-        equation=equation_of(site.eqn),
-        lhs=lhs,
-        rhs=rhs,
-        rule=None,
-        cfg=_FLOAT,
-        why_float=None,
-        why_not_smoothed=None,
-        is_injected=given is not None,
-        site=site,
-    )
+    one = undecided(site, name, kept_as, lhs, rhs)
     if given is not None:
+        one = dataclasses.replace(one, is_injected=True)
         why = why_not_quantized(site.eqn)
         if why is None and not injected.is_described(site.scope.path):
             why = _obstacle(site)

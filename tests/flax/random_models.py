@@ -26,7 +26,7 @@ from aqtlite.quantization.state_collections import (
 )
 from tests.common import quick_jit
 from tests.flax import random_configs, repeated_models
-from tests.flax.random_parts import VOCABULARY, Model, Settings, activation
+from tests.flax.random_parts import VOCABULARY, Model, OfTokens, Settings, activation
 
 KINDS = tuple(random_configs.CONFIGS)
 Storage = Literal["memory", "orbax", "converted orbax", "converted safetensors"]
@@ -322,12 +322,8 @@ class Shared(Model):
         return _norm(self.settings, x)
 
 
-class Tied(Model):
+class Tied(OfTokens):
     """An embedding that is looked up, and contracted as the head."""
-
-    def sample_args(self, rng, batch, length):
-        shape = (batch,) if length is None else (batch, length)
-        return (jnp.asarray(rng.integers(VOCABULARY, size=shape), jnp.int32),)
 
     @nn.compact
     def __call__(self, tokens):

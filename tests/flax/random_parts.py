@@ -47,3 +47,11 @@ class Model(nn.Module):
     def features(self) -> int:
         """The width of the input."""
         return self.settings.width
+
+
+class OfTokens(Model):
+    """A model of tokens."""
+
+    def sample_args(self, rng, batch, length):
+        shape = (batch,) if length is None else (batch, length)
+        return (jnp.asarray(rng.integers(VOCABULARY, size=shape), jnp.int32),)

@@ -9,7 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tests.flax.random_parts import VOCABULARY, Model, Settings, activation
+from tests.flax.random_parts import (
+    VOCABULARY,
+    Model,
+    OfTokens,
+    Settings,
+    activation,
+)
 
 
 def _dense(settings: Settings, **kwargs: Any) -> nn.Dense:
@@ -48,12 +54,8 @@ class Rematerialized(Model):
         return layer(_between(self.settings, layer(x)))
 
 
-class Tied(Model):
+class Tied(OfTokens):
     """An embedding that is looked up, and contracted several times."""
-
-    def sample_args(self, rng, batch, length):
-        shape = (batch,) if length is None else (batch, length)
-        return (jnp.asarray(rng.integers(VOCABULARY, size=shape), jnp.int32),)
 
     @nn.compact
     def __call__(self, tokens):
