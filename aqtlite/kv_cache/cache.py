@@ -169,13 +169,13 @@ def append(
     is_overfull = jnp.expand_dims(_is_overfull(cache, positions), (-3, -2, -1))
 
     arrays = jax.tree.leaves((cache, cache.floats, key, value))
-    floats: Any = (None, None)
+    past_floats: Any = (None, None)
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        floats = differentiable(cache)
+        past_floats = differentiable(cache)
 
     def written(
         past: Stored, x: jax.Array, new: QTensor, floats: QTensor | None, order: Any
-    ) -> tuple[Stored, jax.Array | None]:
+    ) -> tuple[Stored, Any]:
         scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
         new = dataclasses.replace(new, scale=refused_gradient.marked(scale, x))
         updated = _with_positions(past, new.stop_gradient(), place)
@@ -186,14 +186,19 @@ def append(
         moved = new.stored_in(floats.order or tuple(range(new.ndim))).unrounded
         return updated, place(floats.unrounded, moved, slot_axis(floats))
 
-    keys, key_floats = written(cache.key, key, new_key, floats[0], order[0])
-    values, value_floats = written(cache.value, value, new_value, floats[1], order[1])
+    (keys, of_keys), (values, of_values) = (
+        written(*one)
+        for one in (
+            (cache.key, key, new_key, past_floats[0], order[0]),
+            (cache.value, value, new_value, past_floats[1], order[1]),
+        )
+    )
     return dataclasses.replace(
         cache,
         key=keys,
         value=values,
         index=cache.index + positions,
-        floats=None if floats[0] is None else (key_floats, value_floats),
+        floats=None if of_keys is None else (of_keys, of_values),
     )
 
 

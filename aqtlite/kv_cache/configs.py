@@ -1,6 +1,7 @@
 """Configs of attention to a KV cache."""
 
 import dataclasses
+from typing import Any
 
 from aqtlite import config, numerics
 
@@ -22,8 +23,7 @@ def config_for(bits: int = 8) -> config.DotGeneral:
         TypeError: if `bits` is not an int.
         ValueError: if `bits` is out of the range of `numerics.IntSymmetric`.
     """
-    stored = numerics.IntSymmetric(bits=bits)
-    changes = {"fwd.rhs.numerics": stored}
+    changes: dict[str, Any] = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=bits)}
     if bits < 8:
         changes["fwd.rotation"] = config.Hadamard()
     return config.update(config.qat(8), changes)

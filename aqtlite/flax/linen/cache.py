@@ -230,10 +230,12 @@ def map_caches(
             f"window={window} is not that of a cache with variables {set(collection)}; "
             "give the one of QuantizedCache"
         )
-    names = _KEY, _VALUE, index
-    after = change(KVCache(*(collection[name] for name in names), window=window))
-    made = zip(names, (after.key, after.value, after.index), strict=True)
-    return {**collection, **dict(made)}
+    cache = KVCache(
+        collection[_KEY], collection[_VALUE], collection[index], window=window
+    )
+    after = change(cache)
+    made = {_KEY: after.key, _VALUE: after.value, index: after.index}
+    return {**collection, **made}
 
 
 def check_room(collection: Any, path: tuple[str, ...] = ()) -> None:
