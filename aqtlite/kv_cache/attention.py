@@ -96,34 +96,14 @@ def _attend(
     masks: tuple[jax.Array, ...],
     scale: float | None,
 ) -> jax.Array:
-    *batch, count, query_heads, depth = query.shape
-    groups = depth // key.shape[-1]
-    heads = key.shape[-2] // groups
-    group, length = query_heads // heads, key.shape[-3]
-    sums = configs.of_sums(cfg)
-    dtype, how = query.dtype, cfg.fwd.rotation
+    dtype, depth, length = query.dtype, query.shape[-1], key.shape[-3]
     if scale is None:
         query = query / jnp.sqrt(depth).astype(dtype)
-    query = rotation.rotated(query, how)
-    if not cfg.fwd.lhs.is_quantized:
-        query = query.astype(dtype)
-    grouped = query.reshape(*batch, count, heads, group, groups, key.shape[-1])
-    grouped = jnp.swapaxes(grouped, -3, -2)
-    stored_key, axes = _as_stored(key)
-    scores: Any = einsum(
-        f"...qhgd,...{axes}->...hgqk",
-        grouped.reshape(*batch, count, heads * groups, group, key.shape[-1]),
-        stored_key,
-        cfg=sums,
-        preferred_element_type=dtype
-        if scale is None
-        else jnp.promote_types(dtype, jnp.float32),
-    )
-    if groups > 1:
-        parts = scores.reshape(*batch, heads, groups, *scores.shape[-3:])
-        scores = parts.sum(-4)
+    of_scores = dtype if scale is None else jnp.promote_types(dtype, jnp.float32)
+    scores = _scores(query, key, cfg, of_scores)
     if scale is not None:
         scores = scores * jnp.asarray(scale, scores.dtype)
+    heads, group, count, _ = scores.shape[-4:]
     # A probability of zero times a scale of NaN would be NaN.
     is_nan = jnp.isnan(value.scale)
     value = dataclasses.replace(value, scale=jnp.where(is_nan, 0, value.scale))
@@ -131,19 +111,56 @@ def _attend(
     for mask in masks:
         mask = _by_group(mask, heads, group, (count, length))
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    groups = value.shape[-2] // heads
     probabilities = jax.nn.softmax(scores).astype(dtype)
-    stored_value, axes = _as_stored(value)
+    return _weighted(probabilities, value, cfg)
+
+
+def _scores(
+    query: jax.Array, key: QTensor, cfg: config.DotGeneral, dtype: Any
+) -> jax.Array:
+    """Products of queries and keys, ``(*batch, heads, group, positions, length)``."""
+    *batch, count, query_heads, depth = query.shape
+    parts = depth // key.shape[-1]
+    heads = key.shape[-2] // parts
+    group = query_heads // heads
+    rotated = rotation.rotated(query, cfg.fwd.rotation)
+    if not cfg.fwd.lhs.is_quantized:
+        rotated = rotated.astype(query.dtype)
+    by_part = rotated.reshape(*batch, count, heads, group, parts, key.shape[-1])
+    by_part = jnp.swapaxes(by_part, -3, -2)
+    key, axes = _as_stored(key)
+    scores: Any = einsum(
+        f"...qhgd,...{axes}->...hgqk",
+        by_part.reshape(*batch, count, heads * parts, group, depth // parts),
+        key,
+        cfg=configs.of_sums(cfg),
+        preferred_element_type=dtype,
+    )
+    if parts > 1:
+        scores = scores.reshape(*batch, heads, parts, *scores.shape[-3:]).sum(-4)
+    return cast(jax.Array, scores)
+
+
+def _weighted(
+    probabilities: jax.Array, value: QTensor, cfg: config.DotGeneral
+) -> jax.Array:
+    """Sums of values, ``(*batch, positions, query heads, depth)``."""
+    *batch, heads, group, count, _ = probabilities.shape
+    dtype, how = probabilities.dtype, cfg.fwd.rotation
+    size, parts = value.shape[-1], value.shape[-2] // heads
+    value, axes = _as_stored(value)
     out: Any = einsum(
         f"...hgqk,...{axes}->...qhgd",
-        probabilities if groups == 1 else jnp.repeat(probabilities, groups, -4),
-        stored_value,
-        cfg=config.for_values(sums),
-        preferred_element_type=dtype if how is None else jnp.float32,
+        probabilities if parts == 1 else jnp.repeat(probabilities, parts, -4),
+        value,
+        cfg=config.for_values(configs.of_sums(cfg)),
+        preferred_element_type=(
+            dtype if how is None else jnp.promote_types(dtype, jnp.float32)
+        ),
     )
-    out = out.reshape(*batch, count, heads, groups, group, value.shape[-1])
+    out = out.reshape(*batch, count, heads, parts, group, size)
     out = jnp.swapaxes(out, -3, -2)
-    out = out.reshape(*batch, count, query_heads, groups * value.shape[-1])
+    out = out.reshape(*batch, count, heads * group, parts * size)
     return cast(jax.Array, rotation.rotated_back(out, how).astype(dtype))
 
 

@@ -47,6 +47,18 @@ def assert_attends(out, wanted):
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
 
 
+def written(count=5, **fields):
+    """A cache of the first positions of all sequences."""
+    return step(empty(**fields), *piece(0, count))[0]
+
+
+def next_of(cache, count=1):
+    """The next positions of each sequence, and attention of the whole one there."""
+    rows = np.arange(3)[:, None]
+    at = np.broadcast_to(np.asarray(cache.index), 3)[:, None] + np.arange(count)
+    return [x[rows, at] for x in (QUERY, KEY, VALUE)], (rows, at)
+
+
 class TestLengths:
     def test_prompts_padded_at_their_ends(self):
         """Whatever is in the padding, NaN included."""
@@ -62,39 +74,37 @@ class TestLengths:
         cache = kv_cache.truncate(cache, lengths)
         assert cache.index.tolist() == lengths.tolist()
         for _ in range(2):
-            at = np.asarray(cache.index)
-            taken = [x[np.arange(3), at][:, None] for x in (QUERY, KEY, VALUE)]
+            taken, at = next_of(cache)
             cache, out = step(cache, *taken)
-            assert_attends(out[:, 0], whole()[np.arange(3), at])
+            assert_attends(out, whole()[at])
 
     def test_several_positions_at_once(self):
-        cache = kv_cache.truncate(step(empty(), *piece(0, 4))[0], [1, 4, 2])
-        rows = np.arange(3)[:, None]
-        at = np.array([1, 4, 2])[:, None] + np.arange(3)
-        _, out = step(cache, *(x[rows, at] for x in (QUERY, KEY, VALUE)))
-        assert_attends(out, whole()[rows, at])
+        cache = kv_cache.truncate(written(), [1, 4, 2])
+        taken, at = next_of(cache, 3)
+        assert_attends(step(cache, *taken)[1], whole()[at])
 
     def test_a_full_sequence_spoils_itself_alone(self):
-        cache = kv_cache.truncate(step(empty(length=4), *piece(0, 4))[0], [4, 2, 3])
-        with pytest.raises(ValueError, match="room for 4 positions, .* 1 more"):
+        cache = kv_cache.truncate(written(LENGTH), [LENGTH, 2, 3])
+        with pytest.raises(ValueError, match="room for 9 positions, .* 1 more"):
             kv_cache.append(cache, *piece(4, 1)[1:], CFG)
         _, out = step(cache, *piece(4, 1))
         assert np.isnan(out).all((1, 2, 3)).tolist() == [True, False, False]
         assert np.isfinite(out[1:]).all()
 
-    def test_a_nan_spoils_its_sequence_alone(self):
-        query, key, value = piece(0, 3)
+    def test_a_nan_spoils_what_attends_to_it_alone(self):
+        query, key, value = piece(0, 5)
         _, out = step(empty(), query, key.at[1, 1, 0, 0].set(jnp.nan), value)
         assert np.isnan(out[1, 1:, 0]).all()
-        assert_attends(out[::2], whole()[::2, :3])
-        assert_attends(out[1, :, 1], whole()[1, :3, 1])
+        assert_attends(out[1, 0], whole()[1, 0])
+        assert_attends(out[1, :, 1], whole()[1, :5, 1])
+        assert_attends(out[::2], whole()[::2, :5])
 
+    @pytest.mark.slow
     def test_under_vmap_and_scan(self):
         """Each sequence mapped on its own, with a length of its own."""
-        cache = kv_cache.truncate(step(empty(), *piece(0, 4))[0], [1, 4, 2])
+        cache = kv_cache.truncate(written(), [1, 4, 2])
         axes = dataclasses.replace(cache, key=0, value=0, index=0)
-        rows, at = np.arange(3)[:, None], np.array([1, 4, 2])[:, None] + np.arange(3)
-        taken = [x[rows, at] for x in (QUERY, KEY, VALUE)]
+        taken, at = next_of(cache, 3)
 
         @functools.partial(jax.vmap, in_axes=(axes, 0))
         def run(cache, taken):
@@ -102,7 +112,7 @@ class TestLengths:
                 lambda cache, one: step(cache, *(x[None] for x in one)), cache, taken
             )[1][:, 0]
 
-        assert_attends(jax.jit(run)(cache, taken), whole()[rows, at])
+        assert_attends(jax.jit(run)(cache, taken), whole()[at])
 
 
 class TestWindow:
@@ -122,50 +132,47 @@ class TestWindow:
         wanted = [5, 6, 7, 8, 4]
         assert (kv_cache.positions(cache) == np.array(wanted)).all()
 
+    @staticmethod
+    def six():
+        cache = kv_cache.truncate(empty(length=5, window=3), 0)
+        for start in (0, 3):
+            cache, _ = step(cache, *piece(start, 3))
+        return cache
+
     def test_positions_taken_back(self):
-        cache, _ = step(empty(length=5, window=3), *piece(0, 3))
-        cache, _ = step(cache, *piece(3, 3))
-        cache = kv_cache.truncate(cache, 4)
-        cache, out = step(cache, *piece(4, 1))
-        assert_attends(out, whole(3)[:, 4:5])
+        cache = kv_cache.truncate(self.six(), [6, 5, 4])
+        taken, at = next_of(cache)
+        cache, out = step(cache, *taken)
+        assert_attends(out, whole(3)[at])
         with pytest.raises(ValueError, match="has lost those before position 1"):
-            kv_cache.truncate(step(cache, *piece(5, 1))[0], 1)
-        lost = jax.jit(kv_cache.truncate)(step(cache, *piece(5, 1))[0], 1)
+            kv_cache.truncate(cache, 1)
+        lost = jax.jit(kv_cache.truncate)(cache, 1)
         assert np.isnan(step(lost, *piece(1, 1))[1]).all()
 
     def test_a_ring_that_grows(self):
-        cache, _ = step(empty(length=5, window=3), *piece(0, 3))
-        cache, _ = step(cache, *piece(3, 3))
-        for one in (cache, kv_cache.truncate(cache, [6, 5, 4])):
-            grown = kv_cache.grow(one, 8)
-            at = np.broadcast_to(np.asarray(grown.index), 3)[:, None]
-            taken = [x[np.arange(3)[:, None], at] for x in (QUERY, KEY, VALUE)]
-            _, out = step(grown, *taken)
-            assert_attends(out, whole(3)[np.arange(3)[:, None], at])
+        cache = kv_cache.grow(kv_cache.truncate(self.six(), [6, 5, 4]), 8)
+        taken, at = next_of(cache)
+        assert_attends(step(cache, *taken)[1], whole(3)[at])
 
 
 class TestRows:
     def test_they_are_taken_joined_and_put_in(self):
-        first, second, third = (step(empty(1), *piece(0, 4, [i]))[0] for i in range(3))
-        both = kv_cache.concatenate([kv_cache.truncate(first, 2), second])
-        assert both.index.tolist() == [2, 4]
-        assert_same(kv_cache.take(both, [1, 1]), kv_cache.take(second, [0, 0]))
+        first, second, third = (step(empty(1), *piece(0, 5, [i]))[0] for i in range(3))
+        both = kv_cache.concatenate([second, kv_cache.truncate(second, 2), third])
+        assert both.index.tolist() == [5, 2, 5]
+        assert_same(kv_cache.take(both, [2, 2]), kv_cache.take(third, [0, 0]))
         # Row 0 makes room for another sequence.
-        after = jax.jit(kv_cache.insert)(both, 0, third)
-        rows, at = np.array([2, 1])[:, None], np.array([4, 4])[:, None]
-        _, out = step(after, *(x[rows, at] for x in (QUERY, KEY, VALUE)))
-        assert_attends(out, whole()[rows, at])
-
-    def test_a_shorter_cache_is_put_in(self):
-        short, _ = step(empty(1, 4), *piece(0, 4, [2]))
-        after = kv_cache.insert(empty(1), 0, short)
-        assert after.index.tolist() == [4] and after.length == LENGTH
-        assert_same(after.key.packed[..., :4], short.key.packed)
+        after = jax.jit(kv_cache.insert)(both, 0, first)
+        taken, at = next_of(after)
+        assert_attends(step(after, *taken)[1], whole()[at])
+        # Of a shorter cache.
+        after = kv_cache.insert(both, 1, empty(1, 4))
+        assert after.index.tolist() == [5, 0, 5] and after.length == LENGTH
 
     def test_growing_keeps_what_was_written(self):
-        cache, _ = step(empty(length=4), *piece(0, 4))
-        _, out = step(kv_cache.grow(cache, 6), *piece(4, 2))
-        assert_attends(out, whole()[:, 4:6])
+        cache = kv_cache.grow(kv_cache.truncate(written(), [2, 4, 5]), 12)
+        taken, at = next_of(cache)
+        assert_attends(step(cache, *taken)[1], whole()[at])
 
 
 class TestBadInput:
