@@ -28,8 +28,7 @@ def test_int4_of_either_library(place):
 
 
 def test_a_widened_cache_takes_further_positions():
-    uint4 = {"fwd.rhs.numerics": numerics.IntAffine(bits=4)}
-    cfg = config.update(config.qat(8), uint4)
+    cfg = AFFINE
     x = normal((2, 1, 4))
     cache = kv_cache.empty((3, 1, 4), x.dtype, cfg)
     wide = widen_int4(cache)

@@ -13,6 +13,7 @@ import aqtlite
 from aqtlite import config, kv_cache
 from aqtlite.flax import QuantizedCache, map_caches, quantize_model
 from aqtlite.flax import nnx as aqtlite_nnx
+from aqtlite.flax.linen.cache import check_room
 from tests.common import normal
 from tests.flax.support import init
 
@@ -156,17 +157,18 @@ class TestCollections:
             map_caches(lambda one: one, cache, window=3)
 
     def test_a_ring(self):
-        """By rules, too, which check the room of caches after eager calls."""
+        """It is never full, for the check of eager calls, either."""
         ring = QuantizedCache(kv_cache.config_for(4), window=2)
         model = quantize_model(
             nn.MultiHeadDotProductAttention(HEADS, attention_fn=ring), CFG
         )
         variables = init(model, normal((1, 3, WIDTH)))
-        step = functools.partial(model.apply, mutable=["cache"])
+        step = jax.jit(functools.partial(model.apply, mutable=["cache"]))
         for _ in range(5):
             out, changed = step(variables, normal((1, 1, WIDTH)))
             variables = {**variables, **changed}
         assert np.isfinite(out).all() and int(changed["cache"]["ring_index"]) == 5
+        check_room(changed["cache"])
         other = nn.MultiHeadDotProductAttention(HEADS, attention_fn=QuantizedCache())
         with pytest.raises(ValueError, match="another window"):
             other.apply(variables, normal((1, 1, WIDTH)), mutable=["cache"])
