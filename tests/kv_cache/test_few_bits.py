@@ -42,6 +42,20 @@ def test_integers_are_packed_and_unpacked(bits, depth):
     assert_same(got.dequant(), q.dequant())
 
 
+def test_bytes_of_a_position():
+    """Beside those of its scale."""
+
+    def size(bits):
+        make = functools.partial(kv_cache.empty, (2, 128, 4, 64), jnp.float32)
+        made = jax.eval_shape(make, kv_cache.config_for(bits))
+        arrays = jax.tree.leaves((made.key, made.value))
+        return sum(x.size * x.dtype.itemsize for x in arrays)
+
+    positions = 2 * 2 * 128 * 4
+    sizes = {bits: size(bits) // positions - 4 for bits in (8, 4, 3, 2)}
+    assert sizes == {8: 64, 4: 32, 3: 24, 2: 16}
+
+
 @functools.cache
 def outliers():
     """Queries, keys and values; two channels of keys and values are ten times large."""
