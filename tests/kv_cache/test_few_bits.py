@@ -46,8 +46,8 @@ def test_bytes_of_a_position():
     """Beside those of its scale."""
 
     def size(bits):
-        make = functools.partial(kv_cache.empty, (2, 128, 4, 64), jnp.float32)
-        made = jax.eval_shape(make, kv_cache.config_for(bits))
+        cfg = kv_cache.config_for(bits)
+        made = jax.eval_shape(lambda: kv_cache.empty((2, 128, 4, 64), jnp.float32, cfg))
         arrays = jax.tree.leaves((made.key, made.value))
         return sum(x.size * x.dtype.itemsize for x in arrays)
 
