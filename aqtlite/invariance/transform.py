@@ -29,8 +29,9 @@ def invariant(fn: F) -> F:
     one, which takes some three times as long: quantize large ones, since sums of
     integers are exact in any order.
 
-    The derivative is that of `fn`, made of these values. Bits of gradients depend on values alone if the
-    function that computes them is given: ``invariant(jax.grad(loss))``.
+    The derivative is that of `fn`, made of these values. Bits of gradients depend on
+    values alone if the function that computes them is given:
+    ``invariant(jax.grad(loss))``.
 
     >>> import jax
     >>> x = jax.random.normal(jax.random.key(0), (8, 100))
