@@ -1,5 +1,6 @@
 """Forms of the float operations of a program, by the name of their primitive."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from aqtlite.invariance import functions
+from aqtlite.invariance import arithmetic, functions
 from aqtlite.invariance.contractions import Dot
-from aqtlite.invariance.sums import CumulativeSum, Sum
+from aqtlite.invariance.sums import CumulativeSum, Sum, WindowedSum
 from aqtlite.jaxpr import equations
 from aqtlite.lowering import exact
 
@@ -35,7 +36,8 @@ def rule_of(eqn: Any) -> Rule | None:
         return None
     inputs = [atom.aval for atom in eqn.invars]
     if name not in _RULES:
-        raise NoForm(f"{name} has no such form")
+        hint = _INSTEAD.get(name)
+        raise NoForm(f"{name} has no such form" + (f": {hint}" if hint else ""))
     for aval in (*inputs, *outputs):
         if _is_float(aval) and aval.dtype not in _DTYPES:
             raise NoForm(f"{name} has no such form for {aval.dtype.name}")
@@ -95,12 +97,26 @@ def _integer_pow(params, x):
     power, out = abs(params["y"]), None
     while power:
         if power & 1:
-            out = x if out is None else functions.MUL(out, x)
+            out = x if out is None else arithmetic.MUL(out, x)
         power >>= 1
-        x = functions.MUL(x, x) if power else x
+        x = arithmetic.MUL(x, x) if power else x
     if out is None:
         return jnp.ones_like(x)
-    return out if params["y"] > 0 else functions.DIV(np.float32(1), out)
+    return out if params["y"] > 0 else arithmetic.DIV(np.float32(1), out)
+
+
+def _as_kernel(function: Callable[..., jax.Array]) -> Rule:
+    """Returns the rule of a function whose result is read from memory.
+
+    To XLA, a function that is written out is a few cheap operations, which it computes
+    again for every reader, and for each element of what the result is broadcast to.
+    """
+
+    def rule(params, *values):
+        del params
+        return exact.fusion_barrier(function(*values))
+
+    return rule
 
 
 def _without_params(function: Callable[..., jax.Array]) -> Rule:
@@ -112,40 +128,77 @@ def _without_params(function: Callable[..., jax.Array]) -> Rule:
 
 
 _SUMS = {
-    "add": _without_params(functions.ADD),
-    "add_any": _without_params(functions.ADD),
-    "sub": _without_params(functions.SUB),
+    "add": _without_params(arithmetic.ADD),
+    "add_any": _without_params(arithmetic.ADD),
+    "sub": _without_params(arithmetic.SUB),
 }
 
 _OVER_AXES: Mapping[str, Rule] = {
     "reduce_sum": lambda params, x: Sum(tuple(params["axes"]))(x),
     "cumsum": lambda params, x: CumulativeSum(params["axis"], params["reverse"])(x),
+    "reduce_window_sum": lambda params, x: _windowed(params, x),
     "dot_general": lambda params, x, y: Dot(params["dimension_numbers"])(x, y),
 }
 
+_QUANTIZED = "quantize it by a rule, since sums of integers are exact"
+_GATHERED = "gather the values by jax.lax.all_gather, and add them by jnp.sum"
+_INSTEAD = {
+    "conv_general_dilated": _QUANTIZED,
+    "ragged_dot_general": _QUANTIZED,
+    "psum": _GATHERED,
+    "psum_invariant": _GATHERED,
+    "reduce_scatter": _GATHERED,
+    "reduce_prod": "add logarithms",
+    "cumprod": "add logarithms",
+}
+"""What to do in place of operations without a form."""
+
+
+def _windowed(params, x):
+    names = (field.name for field in dataclasses.fields(WindowedSum))
+    return WindowedSum(*(tuple(params[name]) for name in names))(x)
+
+
 _RULES: Mapping[str, Rule] = {
-    **{name: _without_params(one) for name, one in functions.UNARY.items()},
+    **{name: _as_kernel(one) for name, one in functions.UNARY.items()},
+    **{name: _without_params(one) for name, one in arithmetic.ROOTS.items()},
     **_SUMS,
     **_OVER_AXES,
     "convert_element_type": _converted,
-    "div": _without_params(functions.DIV),
+    "div": _without_params(arithmetic.DIV),
     "integer_pow": _integer_pow,
-    "mul": _without_params(functions.MUL),
-    "pow": _without_params(functions.POW),
-    "square": lambda params, x: functions.MUL(x, x),
+    "mul": _without_params(arithmetic.MUL),
+    "pow": _as_kernel(functions.POW),
+    "square": lambda params, x: arithmetic.MUL(x, x),
 }
 
 _EXACT = frozenset(
     {
-        *("abs", "bitcast_convert_type", "broadcast_in_dim", "ceil", "clamp"),
-        *("concatenate", "copy", "copy_p", "cummax", "cummin", "device_put"),
-        *("dynamic_slice", "dynamic_update_slice", "empty", "expand_dims", "floor"),
-        *("gather", "iota", "max", "mesh_cast", "min", "name", "neg", "nextafter"),
-        *("optimization_barrier", "pad", "pvary", "reduce_max", "reduce_min"),
-        *("reduce_precision", "rem", "reshape", "reshard", "rev", "round", "scatter"),
-        *("scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign"),
-        *("slice", "sort", "split", "squeeze", "stop_gradient", "target_dependent"),
-        *("top_k", "transpose", "unstack"),
+        *(
+            "abs",
+            "all_gather",
+            "all_gather_invariant",
+            "all_to_all",
+            "bitcast_convert_type",
+        ),
+        *(
+            "broadcast_in_dim",
+            "ceil",
+            "clamp",
+            "concatenate",
+            "copy",
+            "copy_p",
+            "cummax",
+        ),
+        *("cummin", "device_put", "dynamic_slice", "dynamic_update_slice", "empty"),
+        *("expand_dims", "floor", "gather", "iota", "max", "mesh_cast", "min", "name"),
+        *("neg", "nextafter", "optimization_barrier", "pad", "pbroadcast", "pmax"),
+        *("pmin", "ppermute", "pvary", "reduce_max", "reduce_min", "reduce_precision"),
+        *("reduce_window_max", "reduce_window_min", "rem", "reshape", "reshard", "rev"),
+        *("round", "scatter", "scatter-max", "scatter-min", "select_and_gather_add"),
+        *("select_n", "sharding_constraint", "sign", "slice", "sort", "split"),
+        *("squeeze", "stack", "stop_gradient", "target_dependent", "tile", "top_k"),
+        *("transpose", "unstack"),
         # On CPUs, updates are added one by one, in their order.
         *("scatter-add", "scatter-sub"),
     }
