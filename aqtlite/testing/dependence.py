@@ -212,7 +212,7 @@ class _Call:
             AssertionError: if results differ.
             ValueError: if no result has the places, or none changes at all.
         """
-        run = jax.jit(core.jaxpr_as_fun(self.traced.jaxpr))
+        run = _compiled(self.traced.jaxpr)
         before = self._results(run(*self.inputs))
         if not before:
             raise ValueError(
@@ -261,6 +261,13 @@ class _Call:
             for path, i in jax.tree.leaves_with_path(self.traced.outputs)
             if _size(outputs[i], self.axis) == self.size
         ]
+
+
+def _compiled(jaxpr: core.ClosedJaxpr) -> Callable[..., Sequence[jax.Array]]:
+    """Returns a compiled function; one that is jitted is not compiled once more."""
+    function = core.jaxpr_as_fun(jaxpr)
+    is_jitted = [eqn.primitive.name for eqn in jaxpr.eqns] == ["jit"]
+    return function if is_jitted else jax.jit(function)
 
 
 class _Difference(NamedTuple):
