@@ -52,7 +52,8 @@ def assert_causal(
     Args:
         fn: function of pytrees of arrays: of a float or a quantized model, by rules or
             with injected functions, such as ``functools.partial(model.apply,
-            variables)``, or an NNX module. It runs under `jax.jit`.
+            variables)``, or an NNX module. It runs under `jax.jit`; where it is jitted
+            itself, several assertions share its program.
         *args: its arguments. Arrays with more than one position along `axis` get other
             values at the later positions: floats the negated values of other positions,
             as they are and times 20, so that ranges move; integers others of the range
@@ -264,7 +265,7 @@ class _Call:
 
 
 def _compiled(jaxpr: core.ClosedJaxpr) -> Callable[..., Sequence[jax.Array]]:
-    """Returns a compiled function; one that is jitted is not compiled once more."""
+    """Returns a compiled function: of a call of a jitted one, with its program."""
     function = core.jaxpr_as_fun(jaxpr)
     is_jitted = [eqn.primitive.name for eqn in jaxpr.eqns] == ["jit"]
     return function if is_jitted else jax.jit(function)
