@@ -52,7 +52,8 @@ def assert_causal(
     Args:
         fn: function of pytrees of arrays: of a float or a quantized model, by rules or
             with injected functions, such as ``functools.partial(model.apply,
-            variables)``, or an NNX module. It runs under `jax.jit`.
+            variables)``, or an NNX module. It runs under `jax.jit`; where it is jitted
+            itself, several assertions share its program.
         *args: its arguments. Arrays with more than one position along `axis` get other
             values at the later positions: floats the negated values of other positions,
             as they are and times 20, so that ranges move; integers others of the range
@@ -212,7 +213,7 @@ class _Call:
             AssertionError: if results differ.
             ValueError: if no result has the places, or none changes at all.
         """
-        run = jax.jit(core.jaxpr_as_fun(self.traced.jaxpr))
+        run = _compiled(self.traced.jaxpr)
         before = self._results(run(*self.inputs))
         if not before:
             raise ValueError(
@@ -261,6 +262,13 @@ class _Call:
             for path, i in jax.tree.leaves_with_path(self.traced.outputs)
             if _size(outputs[i], self.axis) == self.size
         ]
+
+
+def _compiled(jaxpr: core.ClosedJaxpr) -> Callable[..., Sequence[jax.Array]]:
+    """Returns a compiled function: of a call of a jitted one, with its program."""
+    function = core.jaxpr_as_fun(jaxpr)
+    is_jitted = [eqn.primitive.name for eqn in jaxpr.eqns] == ["jit"]
+    return function if is_jitted else jax.jit(function)
 
 
 class _Difference(NamedTuple):

@@ -93,6 +93,14 @@ def gradients(cfg, dims):
     return run
 
 
+@functools.cache
+def gradients_on_cpu(name, layout):
+    """Arguments, and the result without `on_target`, once for all targets."""
+    *shapes, dims = LAYOUTS[layout]
+    args = arguments(*shapes, dims)
+    return args, gradients(PRESETS[name], dims)(*args)
+
+
 def arguments(lhs_shape, rhs_shape, dims, dtype="float32"):
     x = normal(lhs_shape, 1, dtype) * jnp.exp(normal((*lhs_shape[:-1], 1), 2, dtype))
     w = normal(rhs_shape, 3, dtype)
@@ -113,8 +121,7 @@ def assert_close(got, wanted):
     "name", mostly_slow(PRESETS, "block_fp8, 16", "mxfp8", "mxfp4", "nvfp4")
 )
 def test_forward_and_gradients_are_those_of_a_cpu(name, target, on_target):
-    args = arguments(*LAYOUTS["matmul"])
-    wanted = gradients(PRESETS[name], MATMUL)(*args)
+    args, wanted = gradients_on_cpu(name, "matmul")
     taken = on_target(TARGETS[target])
     got = gradients(PRESETS[name], MATMUL)(*args)
     assert "float32" not in taken and len(taken) == 3
@@ -124,11 +131,9 @@ def test_forward_and_gradients_are_those_of_a_cpu(name, target, on_target):
 @pytest.mark.parametrize("layout", ["odd", "heads"])
 @pytest.mark.parametrize("name", mostly_slow(PRESETS, "mxfp8", "nvfp4"))
 def test_all_layouts(name, layout, on_target):
-    *shapes, dims = LAYOUTS[layout]
-    args = arguments(*shapes, dims)
-    wanted = gradients(PRESETS[name], dims)(*args)
+    args, wanted = gradients_on_cpu(name, layout)
     on_target(TARGETS["blackwell"])
-    assert_close(gradients(PRESETS[name], dims)(*args), wanted)
+    assert_close(gradients(PRESETS[name], LAYOUTS[layout][-1])(*args), wanted)
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
@@ -160,14 +165,21 @@ def test_half_precision(dtype, on_target):
         np.testing.assert_allclose(one, other, rtol=2**-7, atol=bound)
 
 
+@functools.cache
+def of_zeros_on_cpu(name):
+    """Operands with zeros and a NaN, and their product without `on_target`."""
+    x, w = normal((8, 64)).at[1].set(0), normal((64, 32), 1)
+    x = x.at[2, :32].set(0).at[3, 5].set(jnp.nan).at[4].multiply(1e-30)
+    dot = aqtlite.make_dot_general(PRESETS[name])
+    return x, w, quick_jit(lambda x, w: dot(x, w, MATMUL))(x, w)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", mostly_slow(PRESETS, "block_fp8", "mxfp8", "nvfp4"))
 def test_zeros_and_what_is_no_number(name, target, on_target):
     """A NaN makes its row NaN; blocks and rows of zeros take the scales of none."""
-    x, w = normal((8, 64)).at[1].set(0), normal((64, 32), 1)
-    x = x.at[2, :32].set(0).at[3, 5].set(jnp.nan).at[4].multiply(1e-30)
     dot = aqtlite.make_dot_general(PRESETS[name])
-    wanted = quick_jit(lambda x, w: dot(x, w, MATMUL))(x, w)
+    x, w, wanted = of_zeros_on_cpu(name)
     on_target(TARGETS[target])
     got = quick_jit(lambda x, w: dot(x, w, MATMUL))(x, w)
     assert (jnp.isnan(got) == jnp.isnan(wanted)).all() and jnp.isnan(got[3]).all()

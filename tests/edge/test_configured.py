@@ -18,6 +18,10 @@ from aqtlite.edge.litert import flatbuffer
 from aqtlite.flax import AqtDotGeneral, calibrate_in_float, convert, quantize_model
 from aqtlite.flax import nnx as aqt_nnx
 from tests.edge import models
+from tests.flax.support import init
+
+# Outputs are compared within tolerances, and weights with those that were frozen.
+pytestmark = pytest.mark.code("quick")
 
 _BLOCKS = {"fwd.rhs.blocks": config.Blocks(size=16, fit=True)}
 _INT4_IN_BLOCKS = config.update(config.weight_only(4), _BLOCKS)
@@ -146,7 +150,7 @@ def test_the_integers_of_gptq_are_in_the_file(tmp_path, suffix):
     changes = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)}
     changes["fwd.rhs.calibration"] = calibration.AbsMax()
     model, x = Injected(config.update(cfg, changes)), models.normal((64, 16))
-    variables = calibrate_in_float(model, model.init(jax.random.key(0), x), [x])
+    variables = calibrate_in_float(model, init(model, x), [x])
     serving, path = convert(model, variables, x), tmp_path / f"model{suffix}"
     edge.export(model, serving, None, x, path)
     frozen = jax.tree.leaves(serving["aqt"], is_leaf=lambda q: hasattr(q, "qvalue"))
@@ -206,7 +210,7 @@ def test_a_float_model_without_ranges(tmp_path, net):
 
 def _refusal(cfg, path, prepare=lambda model, variables, x: variables, **kwargs):
     model, x = Injected(cfg), models.normal((2, 16))
-    variables = prepare(model, model.init(jax.random.key(0), x), x)
+    variables = prepare(model, init(model, x), x)
     with pytest.raises(ValueError, match=".") as caught:
         edge.export(model, variables, None, x, path, **kwargs)
     assert not path.exists()
@@ -262,7 +266,7 @@ def test_affine_activations_are_dynamic(tmp_path):
         "fwd.lhs.calibration": calibration.MinMax(),
     }
     model, x = Injected(config.update(config.qat(), affine)), models.normal((2, 16))
-    serving = convert(model, model.init(jax.random.key(0), x), x)
+    serving = convert(model, init(model, x), x)
     report = edge.export(model, serving, None, x, tmp_path / "model.onnx")
     assert all("dynamic" in one.asked for one in report.contractions)
     expected = model.apply(serving, x)
@@ -275,7 +279,7 @@ def test_convolutions_that_litert_runs_as_depthwise(tmp_path, cfg, features, gro
     model = nn.Conv(4, (3, 3), feature_group_count=groups)
     x = models.normal((2, 8, 8, features))
     quantized = quantize_model(model, cfg)
-    serving = convert(quantized, model.init(jax.random.key(0), x), x)
+    serving = convert(quantized, init(model, x), x)
     report = edge.export(quantized, serving, None, x, tmp_path / "model.tflite")
     (one,) = report.contractions
     # LiteRT has no depthwise kernel of int4 with dynamic ranges.
@@ -287,9 +291,7 @@ def test_convolutions_that_litert_runs_as_depthwise(tmp_path, cfg, features, gro
 
 def test_parameters_of_bfloat16_are_refused(tmp_path):
     model, x = nn.Dense(4), models.normal((2, 16))
-    narrow = jax.tree.map(
-        lambda v: v.astype(jnp.bfloat16), model.init(jax.random.key(0), x)
-    )
+    narrow = jax.tree.map(lambda v: v.astype(jnp.bfloat16), init(model, x))
     quantized = quantize_model(model, config.weight_only(8))
     serving, path = convert(quantized, narrow, x), tmp_path / "model.onnx"
     message = "cast its variables to float32, before they are converted for serving"
@@ -303,7 +305,7 @@ def test_parameters_of_bfloat16_are_refused(tmp_path):
 @pytest.mark.parametrize("suffix", [".onnx", ".tflite"])
 def test_variables_and_samples_that_make_no_file(tmp_path, suffix):
     model, x = nn.Dense(4), models.normal((2, 16))
-    variables, path = model.init(jax.random.key(0), x), tmp_path / f"model{suffix}"
+    variables, path = init(model, x), tmp_path / f"model{suffix}"
     quantized = quantize_model(model, config.weight_only(8))
     serving = convert(quantized, variables, x)
     message = "of shape (16, 4), has NaN.*the quantized model that was converted"

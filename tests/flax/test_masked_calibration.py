@@ -20,6 +20,7 @@ from aqtlite.flax import (
     quantize_model,
 )
 from aqtlite.flax import nnx as aqt_nnx
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -72,7 +73,7 @@ class Block(nn.Module):
 
 
 def initialized(model):
-    variables = jax.jit(model.init)(jax.random.key(1), TOKENS)
+    variables = init(model, TOKENS)
     table = variables["params"]["Embed_0"]["embedding"]
     loud = table.at[LOUD].set(1e6)
     params = {**variables["params"], "Embed_0": {"embedding": loud}}
@@ -168,7 +169,7 @@ def calibrated_by(kind, mask):
         dot_general = AqtDotGeneral(cfg)
         layers = [nn.Dense(4, dot_general=dot_general) for _ in range(2)]
         model = nn.Sequential(layers)
-    variables = model.init(jax.random.key(0), x)
+    variables = init(model, x)
     run = calibrate_in_float if kind == "in float" else calibrate
     return run(model, variables, [x, x], mask=[mask, mask])
 
@@ -227,7 +228,7 @@ def test_a_batch_that_is_a_mapping():
     model = Recurrent(AqtDotGeneral(PERCENTILE))
     x = jax.random.normal(jax.random.key(0), (2, 6, 4))
     batch = {"x": jnp.where(MASK[..., None], x, 1e9), "counts": MASK}
-    variables = jax.jit(model.init)(jax.random.key(1), batch)
+    variables = init(model, batch)
     got = calibrate(model, variables, [batch], mask=lambda batch: batch["counts"])
     without = [{"x": x[i : i + 1, :n]} for i, n in enumerate(LENGTHS)]
     wanted = calibrate(model, variables, without)
@@ -256,7 +257,7 @@ def test_a_mask_for_each_argument():
         jnp.where(is_target[..., None], target, -1e9),
         is_source,
     )
-    variables = jax.jit(model.init)(jax.random.key(1), *padded)
+    variables = init(model, *padded)
     masks = is_source, is_target, None
     got = calibrate(model, variables, [padded], mask=lambda batch: masks)
     sizes = list(zip(LENGTHS, LENGTHS[::-1], strict=True))
@@ -284,7 +285,7 @@ class Folded(nn.Module):
 
 def test_errors_name_the_layer():
     model, x = Folded(AqtDotGeneral(PERCENTILE)), jnp.ones((2, 6, 4))
-    variables = jax.jit(model.init)(jax.random.key(0), x)
+    variables = init(model, x)
     with pytest.raises(ValueError, match="the lhs of .* in last, .*pure_callback"):
         calibrate(model, variables, [x], mask=[MASK])
     with pytest.raises(ValueError, match=r"\(6, 2\), which are the leading axes of no"):

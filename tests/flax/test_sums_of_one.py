@@ -20,7 +20,7 @@ from aqtlite.flax import (
 from aqtlite.operations import DotGeneral
 from aqtlite.program import unsummed
 from aqtlite.quantization.state_collections import STATISTICS, collections_of
-from tests.common import mostly_slow, normal
+from tests.common import mostly_slow, normal, quick_jit
 from tests.flax.support import init
 
 PRESETS = {
@@ -94,6 +94,9 @@ def applied(model, variables):
     return with_gradients(apply)
 
 
+IN_FLOAT = applied(Parts(), {})
+
+
 @each_preset
 def test_linen(preset):
     """No variable but parameters, and the results of the float layers."""
@@ -103,7 +106,7 @@ def test_linen(preset):
     assert set(variables["params"]) == {"time", "depthwise", "kernel"}
     params = variables["params"]
     got = applied(model, variables)(params, *args)
-    out, gradients = applied(Parts(), variables)(params, *args)
+    out, gradients = IN_FLOAT(params, *args)
     assert_equal(got[0], out)
     for one, other in zip(*map(jax.tree.leaves, (got[1], gradients)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -125,7 +128,8 @@ def gathered(model, variables, *args):
 def test_linen_is_served_as_trained(preset, by_rules):
     cfg, args = PRESETS[preset], (TIME, X)
     model = quantize_model(Model(), cfg, strict=True) if by_rules else Model(cfg)
-    variables = gathered(model, model.init(jax.random.key(0), *args), *args)
+    variables = quick_jit(model.init)(jax.random.key(0), *args)
+    variables = gathered(model, variables, *args)
     for collection in set(variables) - {"params"}:
         assert set(variables[collection]) == {"last"}
     reports = []

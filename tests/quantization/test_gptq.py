@@ -12,7 +12,7 @@ import aqtlite
 from aqtlite import calibration, config, numerics
 from aqtlite.program.serving import statistics_uses
 from aqtlite.quantization.second_moment import SecondMoment
-from tests.common import mostly_slow
+from tests.common import mostly_slow, normal
 
 pytestmark = pytest.mark.code("quick")
 
@@ -37,7 +37,7 @@ def correlated(*shape, seed=0, rank=None):
 
 
 def weights(*shape, seed=1):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return normal(shape, seed)
 
 
 def converted(fn, cfg, w, *batches, report=None):

@@ -181,3 +181,12 @@ def test_other_dtypes(dtype):
     assert_causal(lambda x: jnp.cumsum(x, 1), x)
     with pytest.raises(AssertionError, match=f"output, {jnp.dtype(dtype)} of shape"):
         assert_causal(lambda x: x + x.sum(1, keepdims=True), x)
+
+
+def test_assertions_share_the_program_of_a_jitted_function(events):
+    fn = jax.jit(lambda x: jnp.cumsum(jnp.sin(x), 1))
+    assert_causal(fn, X)
+    before = events.copy()
+    assert_causal(fn, X)
+    compiled = "/jax/core/compile/backend_compile_duration"
+    assert events[compiled] == before[compiled] > 0

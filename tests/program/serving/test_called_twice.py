@@ -98,8 +98,7 @@ class LinenTwice(nn.Module):
 
 
 def linen(model, x=X) -> Outcome:
-    variables = model.init(jax.random.key(0), x)
-    variables = {**variables, **init(model, x)}
+    variables = init(model, x)
 
     @jax.jit
     def step(variables, x):
@@ -180,10 +179,8 @@ def function(fn, cfg, params, x=X) -> Outcome:
             return loss_of(out), after
 
         learned = {k: v for k, v in state.items() if k != STATISTICS}
-        of_learned, of_params = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-            learned, params
-        )[0]
-        after = loss(learned, params)[1]
+        gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
+        (of_learned, of_params), after = gradient(learned, params)
         if PARAMETERS in state:
             steps = descended(state[PARAMETERS], of_learned[PARAMETERS])
             after = {**after, PARAMETERS: steps}

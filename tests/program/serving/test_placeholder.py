@@ -15,6 +15,8 @@ from aqtlite.program.serving.placeholder import sliced_axes
 from tests.flax import models
 from tests.flax.support import DG, INT8, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 KERNEL = FrozenKernel((3, 5, 7), np.dtype("bfloat16"))
 
 
