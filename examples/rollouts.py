@@ -1,0 +1,264 @@
+"""Policy gradients in int8: the policy that samples is the policy that is trained.
+
+A decoder learns sums by GRPO (Shao et al., 2024): it answers each question several
+times, and answers that are better than the others of their group become likelier. The
+sampler decodes token by token, with a KV cache and with int8 weights that every step
+makes of the float ones, inside `jax.jit`. The loss takes the sampler's
+log-probabilities for those of the policy before the step: nothing computes them again,
+and no weight corrects them. How far both are apart is printed as k3, an estimate of
+their divergence (http://joschu.net/blog/kl-approx.html).
+
+Run ``python examples/rollouts.py --plot rollouts.png``.
+"""
+
+import argparse
+import contextlib
+import functools
+import pathlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import rich.console
+import rich.progress
+
+import aqtlite
+from aqtlite import config
+from aqtlite.flax import convert, quantize_model
+
+DIGITS, ANSWER = 2, 2  # "75=12"
+LENGTH = DIGITS + 1 + ANSWER
+EQUALS, VOCABULARY = 10, 11
+SAMPLES = 16  # answers to a question
+UPDATES = 2  # steps of the optimizer with the same answers
+
+
+class Decoder(nn.Module):
+    """A decoder in bfloat16; returns log-probabilities of the next token."""
+
+    width: int
+    decode: bool = False
+
+    @nn.compact
+    def __call__(self, tokens, positions):
+        of_dtype = {"dtype": jnp.bfloat16}
+        norm = functools.partial(nn.LayerNorm, **of_dtype)
+        x = nn.Embed(VOCABULARY, self.width, **of_dtype)(tokens)
+        x = x + nn.Embed(LENGTH, self.width, **of_dtype)(positions)
+        mask = None if self.decode else nn.make_causal_mask(tokens)
+        for _ in range(2):
+            attention = nn.MultiHeadDotProductAttention(
+                4, decode=self.decode, **of_dtype
+            )
+            x = x + attention(norm()(x), mask=mask)
+            hidden = nn.gelu(nn.Dense(2 * self.width, **of_dtype)(norm()(x)))
+            x = x + nn.Dense(self.width, **of_dtype)(hidden)
+        logits = nn.Dense(VOCABULARY, **of_dtype)(norm()(x))
+        return jax.nn.log_softmax(logits.astype(jnp.float32))
+
+
+class Policy(NamedTuple):
+    """The model as it is trained and as it samples, of the same parameters."""
+
+    trained: nn.Module
+    sampler: nn.Module
+    refresh: Callable
+    """Function from the variables and a call to what is served."""
+
+    transform: Callable
+
+
+def policies(width):
+    """The policies that are compared, by name."""
+    models = Decoder(width), Decoder(width, decode=True)
+    int8 = [quantize_model(model, config.fully_quantized()) for model in models]
+
+    def refresh(variables, *call):
+        return convert(int8[1], variables, *call, mutable=["cache"])
+
+    return {
+        "bfloat16": Policy(*models, lambda variables, *call: variables, lambda fn: fn),
+        "int8": Policy(*int8, refresh, lambda fn: fn),
+        "int8, invariant": Policy(*int8, refresh, aqtlite.invariant),
+    }
+
+
+def log_probabilities(policy, variables, tokens):
+    """Log-probabilities of each token behind the first, as in training."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    out = policy.transform(policy.trained.apply)(variables, tokens, positions)
+    return jnp.take_along_axis(out[:, :-1], tokens[:, 1:, None], 2)[..., 0]
+
+
+def sample(policy, variables, cache, questions, key):
+    """Questions with answers, and log-probabilities of each token behind the first."""
+    call = questions[:, :1], jnp.zeros_like(questions[:, :1])
+    serving = policy.refresh({**variables, "cache": cache}, *call)
+
+    @policy.transform
+    def step(serving, cache, token, positions):
+        out, changed = policy.sampler.apply(
+            {**serving, "cache": cache}, token, positions, mutable=["cache"]
+        )
+        return out[:, 0], changed["cache"]
+
+    def body(carry, position):
+        cache, token = carry
+        out, cache = step(serving, cache, token, jnp.full(token.shape, position))
+        sampled = jax.random.categorical(jax.random.fold_in(key, position), out)
+        asked = questions[:, jnp.minimum(position + 1, DIGITS)]
+        token = jnp.where(position < DIGITS, asked, sampled)[:, None]
+        return (cache, token), (token[:, 0], jnp.take_along_axis(out, token, 1)[:, 0])
+
+    start = cache, questions[:, :1]
+    _, (tokens, chosen) = jax.lax.scan(body, start, jnp.arange(LENGTH - 1))
+    return jnp.concatenate([questions[:, :1], tokens.T], 1), chosen.T
+
+
+def rewards(tokens):
+    """The fraction of digits that are right."""
+    total = tokens[:, :DIGITS].sum(1)
+    right = jnp.stack([total // 10, total % 10], 1)
+    return jnp.mean(tokens[:, -ANSWER:] == right, 1)
+
+
+def make_step(policy, optimizer, cache, questions):
+    """A step: samples, rewards, and updates of the parameters, in one program."""
+
+    @jax.jit
+    def step(variables, state, key):
+        of_questions, of_answers = jax.random.split(key)
+        asked = jax.random.randint(of_questions, (questions, DIGITS), 0, 10)
+        asked = jnp.pad(asked, ((0, 0), (0, 1)), constant_values=EQUALS)
+        tokens, sampled = sample(
+            policy, variables, cache, jnp.repeat(asked, SAMPLES, 0), of_answers
+        )
+        reward = rewards(tokens).reshape(questions, SAMPLES)
+        centered = reward - reward.mean(1, keepdims=True)
+        advantage = centered / (reward.std(1, keepdims=True) + 1e-4)
+        advantage = advantage.reshape(-1, 1)
+
+        def loss_fn(variables):
+            trained = log_probabilities(policy, variables, tokens)
+            change = (trained - sampled)[:, -ANSWER:]
+            ratio = jnp.exp(change)
+            clipped = jnp.clip(ratio, 0.8, 1.2)
+            loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
+            return loss, (ratio - 1 - change).mean()
+
+        divergences = []
+        for _ in range(UPDATES):
+            gradients, k3 = jax.grad(loss_fn, has_aux=True)(variables)
+            updates, state = optimizer.update(gradients, state)
+            variables = optax.apply_updates(variables, updates)
+            divergences.append(k3)
+        # The first is of the parameters that sampled.
+        return variables, state, reward.mean(), divergences[0]
+
+    return step
+
+
+def train(policy, width, questions, steps, seed, on_step):
+    """Rewards and divergences of a run, by step."""
+    tokens = jnp.zeros((questions * SAMPLES, LENGTH), int)
+    made = jax.eval_shape(
+        Decoder(width, decode=True).init, jax.random.key(0), tokens, tokens
+    )
+    cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made["cache"])
+    variables = jax.jit(Decoder(width).init)(jax.random.key(seed), tokens, tokens)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(2e-3))
+    state = optimizer.init(variables)
+    step = make_step(policy, optimizer, cache, questions)
+    measured = []
+    for key in jax.random.split(jax.random.key(seed + 1), steps):
+        variables, state, *found = step(variables, state, key)
+        measured.append([float(x) for x in found])
+        on_step(measured[-1][0])
+    return np.array(measured).T
+
+
+def draw(measured, path):
+    """Plots rewards and divergences over steps, a line for each seed."""
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(9, 3.6), layout="constrained")
+    of_rewards, of_divergences = picture.subplots(1, 2)
+    for color, (name, runs) in enumerate(measured.items()):
+        for number, (reward, divergence) in enumerate(runs):
+            style = {"color": f"C{color}", "linewidth": 1, "alpha": 0.8}
+            label = name if number == 0 else None
+            smooth = np.convolve(reward, np.ones(10) / 10, "valid")
+            of_rewards.plot(smooth, label=label, **style)
+            of_divergences.plot(divergence, **style)
+    of_rewards.set(xlabel="step", ylabel="reward, mean of 10 steps")
+    of_rewards.legend()
+    of_divergences.set(xlabel="step", ylabel="k3 of sampler and trainer")
+    of_divergences.set_yscale("symlog", linthresh=1e-9)
+    picture.savefig(path, dpi=120)
+
+
+@contextlib.contextmanager
+def progress(console, runs, steps):
+    """Yields a function to call before each run, that returns one for each step."""
+    if not console.is_terminal:
+        yield lambda name: lambda reward: None
+        return
+    with rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+    ) as bar:
+        task = bar.add_task("", total=runs * steps)
+
+        def begin(name):
+            bar.update(task, description=f"{name}: compiling")
+            return lambda reward: bar.update(
+                task, advance=1, description=f"{name}: reward {reward:.2f}"
+            )
+
+        yield begin
+
+
+def main():
+    """Trains all policies with all seeds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--plot", metavar="FILE.png", type=pathlib.Path)
+    parser.add_argument("--smoke", action="store_true", help="a few steps, as a check")
+    args = parser.parse_args()
+    if args.plot:
+        import matplotlib  # noqa: F401  (of the extra `demo`; before the long run)
+    width, questions, steps, seeds = 64, 32, args.steps, args.seeds
+    if args.smoke:
+        width, questions, steps, seeds = 16, 2, 2, 1
+
+    console = rich.console.Console()
+    measured = {name: [] for name in policies(width)}
+    with progress(console, len(measured) * seeds, steps) as begin:
+        for name, policy in policies(width).items():
+            for seed in range(seeds):
+                start = time.perf_counter()
+                on_step = begin(f"{name}, seed {seed}")
+                run = train(policy, width, questions, steps, seed, on_step)
+                measured[name].append(run)
+                console.print(
+                    f"{name:15} seed {seed}  reward {run[0, -20:].mean():.2f}  "
+                    f"k3 mean {run[1].mean():.1e}, largest {run[1].max():.1e}  "
+                    f"({time.perf_counter() - start:.0f} s)",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+    if args.plot:
+        draw(measured, args.plot)
+
+
+if __name__ == "__main__":
+    main()
