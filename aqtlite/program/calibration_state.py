@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.jaxpr import rewriting
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -87,7 +86,7 @@ def init(program: Program, values: Sequence[Any]) -> Left:
 
     def run(values: Sequence[Any]) -> Aux:
         replacements = initializing(program.plan)
-        return rewriting.evaluate(program.traced.jaxpr, values, replacements)[1]
+        return program.with_replaced(values, replacements)[1]
 
     return left(program.plan, jax.jit(run)(values))
 

@@ -15,6 +15,8 @@ from jax.extend import core
 
 from aqtlite import config, errors
 from aqtlite.contraction.contract import is_product
+from aqtlite.invariance import finding
+from aqtlite.invariance.finding import Forms
 from aqtlite.jaxpr import opaque, producers, registry, sites, user_rules
 from aqtlite.jaxpr.sites import NamedValue, Site
 from aqtlite.operations import SIDES
@@ -54,6 +56,10 @@ class Plan:
 
     unseen: tuple[Unseen, ...] = ()
     """Operations that may multiply floats, and that rules do not enter."""
+
+    forms: Forms | None = dataclasses.field(default=None, compare=False)
+    """What is evaluated in forms whose bits depend on values alone; None for nothing.
+    """
 
     def quantized(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that are quantized."""
@@ -95,13 +101,26 @@ class Plan:
         yield plan_table.layout(self.summary(), rows, options.max_width)
         if self.unseen:
             yield rich.text.Text("\n".join(["Not entered:", *map(str, self.unseen)]))
+        if self.forms is not None:
+            yield rich.text.Text(str(self.forms))
 
     def _repr_html_(self) -> str:
         rows = plan_table.rows_of(self.contractions)
         others = "".join(
             f"<p>Not entered: {html.escape(str(x))}</p>" for x in self.unseen
         )
+        if self.forms is not None:
+            others += f"<p>{html.escape(str(self.forms))}</p>"
         return plan_table.as_html(self.summary(), rows) + others
+
+    def invariant(self, closed: core.ClosedJaxpr) -> "Plan":
+        """Returns the plan of a program whose bits depend on values alone.
+
+        Args:
+            closed: the program of the plan.
+        """
+        others = {one.site.location for one in self.quantized()}
+        return dataclasses.replace(self, forms=finding.find(closed, others))
 
     def summary(self) -> str:
         """Returns the number of contractions, quantized and in float, as text."""

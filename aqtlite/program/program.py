@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.contraction import remat
+from aqtlite.invariance import transform
 from aqtlite.jaxpr import rewriting, tracing
-from aqtlite.jaxpr.replacement import Aux, Replacement
+from aqtlite.jaxpr.replacement import Aux, Replacement, Replacements
 from aqtlite.operations import SIDES, Side
 from aqtlite.program import plan as planning
 from aqtlite.program import rule_gradients, unsummed
@@ -95,7 +96,20 @@ class Program:
             made = how(one, self.states_of(one))
             replacements[one.site.location] = made
             replacements.update(rule_gradients.replacements(one, made))
-        return rewriting.evaluate(self.traced.jaxpr, values, replacements)
+        return self.with_replaced(values, replacements)
+
+    def with_replaced(
+        self, values: Sequence[Any], replacements: Replacements
+    ) -> tuple[list[Any], Aux]:
+        """Evaluates the program with equations replaced, in the forms of its plan.
+
+        Args:
+            values: inputs of the jaxpr.
+            replacements: the replacements.
+        """
+        is_plain = self.plan.forms is None
+        evaluate = rewriting.evaluate if is_plain else transform.evaluate
+        return evaluate(self.traced.jaxpr, values, replacements)
 
     def discovery(self, buffers: Collection[int] = ()) -> Discovery:
         """Returns the quantized operands with their origins.
@@ -197,7 +211,7 @@ class Program:
             replacements[location] = Replacement(
                 record, given, has_aux=bool(recorded), per_step=steps
             )
-        outputs, aux = rewriting.evaluate(self.traced.jaxpr, values, replacements)
+        outputs, aux = self.with_replaced(values, replacements)
         return outputs, [
             StoredOperand(weight.key, aux[location][weight.key.side])
             for location, recorded in wanted.items()

@@ -47,6 +47,9 @@ class QuantizedFunction:
     naming: Naming = by_scope
     """Function that gives contractions their paths."""
 
+    invariant: bool = False
+    """Whether bits depend on values alone, as by `aqtlite.invariant`."""
+
     __name__: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -240,6 +243,8 @@ class QuantizedFunction:
         parameters = names_of_parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
         planning.report(planned, strict=self.strict)
+        if self.invariant:
+            planned = planned.invariant(traced.jaxpr)
         return Program(
             traced,
             planned,
@@ -264,6 +269,7 @@ def quantize_function(
     params: Parameters = None,
     strict: bool = False,
     paths: Paths = "scopes",
+    invariant: bool = False,
 ) -> QuantizedFunction:
     """Quantizes the contractions of any function by rules.
 
@@ -309,6 +315,8 @@ def quantize_function(
             path of the contracted parameter, such as "layers/0/weight"; for a
             contraction of activations, the innermost node around the nearest weights
             before and after it, followed by its scopes.
+        invariant: compute each result from values alone, bit for bit, as
+            `aqtlite.invariant` does: in training, calibration, conversion and serving.
 
     Returns:
         A function like `fn`. If a calibration of the rules gathers statistics or is
@@ -323,7 +331,8 @@ def quantize_function(
             another type.
         ValueError: if `paths` is unknown; when the result is called, if a required rule
             matches nothing, if no rule quantizes anything (unless each has
-            ``cfg=None``), and with `strict` if a contraction stays in float.
+            ``cfg=None``), with `strict` if a contraction stays in float, and with
+            `invariant` if `aqtlite.invariant` refuses an operation.
     """
     if hasattr(fn, "init") and hasattr(fn, "apply"):
         raise TypeError(
@@ -339,7 +348,9 @@ def quantize_function(
     if not callable(fn):
         raise TypeError(f"quantize_function takes a function, got {errors.brief(fn)}")
     checked, positions = rules_lib.check(rules), positions_of(params)
-    return QuantizedFunction(fn, checked, positions, strict, naming_of(paths))
+    return QuantizedFunction(
+        fn, checked, positions, strict, naming_of(paths), invariant
+    )
 
 
 def plan(

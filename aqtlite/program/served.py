@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.jaxpr import analysis, rewriting
+from aqtlite.jaxpr import analysis
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import Side
 from aqtlite.program import program as program_lib
@@ -82,7 +82,7 @@ def serve(
             program, one, beside, frozen_weights
         )
     arrays = program_lib.arrays(values)
-    return rewriting.evaluate(program.traced.jaxpr, arrays, replacements)[0]
+    return program.with_replaced(arrays, replacements)[0]
 
 
 def _compared(weight: Found, values: Sequence[Any], converter: str) -> Found:

@@ -178,7 +178,7 @@ def check_model(model: Any, function: str) -> None:
 
 
 def quantize_model(
-    model: nn.Module, rules: Any, *, strict: bool = False
+    model: nn.Module, rules: Any, *, strict: bool = False, invariant: bool = False
 ) -> QuantizedModel:
     """Quantizes the contractions of a Linen model by rules, without changing the model.
 
@@ -208,6 +208,7 @@ def quantize_model(
         rules: as in `aqtlite.quantize_function`.
         strict: raise if a contraction of floats stays in float without a rule that says
             so.
+        invariant: as in `aqtlite.quantize_function`.
 
     Returns:
         A model with `init`, `init_with_output`, `apply` and `plan`.
@@ -216,8 +217,9 @@ def quantize_model(
         TypeError: if `model` is not a Linen module, or quantized already, or if `rules`
             has another type.
         ValueError: when the result is called, if a required rule matches nothing, if no
-            rule quantizes anything (unless each has ``cfg=None``), and with `strict` if
-            a contraction stays in float.
+            rule quantizes anything (unless each has ``cfg=None``), with `strict` if a
+            contraction stays in float, and with `invariant` if `aqtlite.invariant`
+            refuses an operation.
     """
     if isinstance(model, QuantizedModel):
         raise TypeError(
@@ -230,7 +232,7 @@ def quantize_model(
             "aqtlite.flax.nnx.quantize_model takes NNX modules, and "
             "aqtlite.quantize_function any function"
         )
-    return QuantizedModel(model, rules_lib.check(rules), strict)
+    return QuantizedModel(model, rules_lib.check(rules), strict, invariant)
 
 
 def plan(

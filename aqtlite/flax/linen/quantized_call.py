@@ -46,6 +46,9 @@ class ModelByRules:
     strict: bool = False
     """Whether it is an error if floats are contracted in float without a rule."""
 
+    invariant: bool = False
+    """Whether bits depend on values alone, as by `aqtlite.invariant`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TracedCall:
@@ -174,6 +177,8 @@ def program_of(
     names = {i: str(one) for i, one in parameters.items()}
     planned = planning.make(traced.jaxpr, quantized.rules, names)
     planning.report(planned, strict=quantized.strict)
+    if quantized.invariant:
+        planned = planned.invariant(traced.jaxpr)
     roots = {quantized.model.name, type(quantized.model).__name__}
     modules = {one.path: _module(one, roots, params) for one in planned.contractions}
     found = _numbered_entries(planned, modules)

@@ -17,6 +17,7 @@ from aqtlite.flax.nnx.model import (
     state_of,
 )
 from aqtlite.flax.nnx.pure import PureCall
+from aqtlite.invariance import finding
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.program import injected
 from aqtlite.program.convert import ServingFunction, has_frozen
@@ -142,6 +143,11 @@ _NEEDS_VALUES = (
 """Errors of functions that need concrete values of arrays."""
 
 
+def _is_own(call: PureCall) -> bool:
+    """Whether a call is of the model's ``__call__``."""
+    return call.method == CALL and not call.path
+
+
 class NothingToQuantize(ValueError):
     """Raised if a method has no contractions."""
 
@@ -161,7 +167,9 @@ class ModelFunction(QuantizedFunction):
             ValueError: if the call changes more than variables.
         """
         traced = super().trace(args, kwargs)
-        is_own = self.call.method == CALL and not self.call.path
+        is_own = _is_own(self.call)
+        if self.invariant and not is_own and finding.find(traced.jaxpr).counts:
+            return self.call.checked(traced)
         if not is_own and not sites.find(traced.jaxpr).contractions:
             raise NothingToQuantize(f"{self.call.name} contracts nothing")
         return self.call.checked(traced)
@@ -175,7 +183,8 @@ class ModelFunction(QuantizedFunction):
             args: arguments of the function.
         """
         program = self.program({}, args, {})
-        program = dataclasses.replace(program, states_in=lambda *_: States())
+        plan = dataclasses.replace(program.plan, forms=None)
+        program = dataclasses.replace(program, plan=plan, states_in=lambda *_: States())
         values = program.traced.values((args, {}))
         outputs, _ = program.evaluate(values, PlannedContraction.marked)
         return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
@@ -184,13 +193,15 @@ class ModelFunction(QuantizedFunction):
 def function_of(model: QuantizedModel, call: PureCall) -> ModelFunction:
     """Returns a call of a model as a quantized function."""
     rules = model.aqt.rules
-    if call.path:  # Rules may be for other layers.
+    if call.path or (model.aqt.invariant and not _is_own(call)):
+        # Rules may be for other layers, or methods.
         rules = tuple(dataclasses.replace(one, is_required=False) for one in rules)
     return ModelFunction(
         call.function,
         rules,
         params=0,
         strict=model.aqt.strict,
+        invariant=model.aqt.invariant,
         naming=by_parameter,
         call=call,
     )

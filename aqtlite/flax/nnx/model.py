@@ -107,9 +107,10 @@ ATTRIBUTES = {collection: attribute for collection, (attribute, _) in KINDS.item
 class Quantization(nnx.Module):
     """Rules, states and frozen weights of a model: `QuantizedModel.aqt`."""
 
-    def __init__(self, rules: tuple[Rule, ...], *, strict: bool):
+    def __init__(self, rules: tuple[Rule, ...], *, strict: bool, invariant: bool):
         self.rules = nnx.static(rules)
         self.strict = strict
+        self.invariant = invariant
         self.use_running_average = False
         self.statistics: dict[str, Any] = nnx.data({})
         self.learned: dict[str, Any] = nnx.data({})

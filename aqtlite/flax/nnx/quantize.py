@@ -22,7 +22,9 @@ from aqtlite.program.plan import Plan
 M = TypeVar("M", bound=nnx.Module)
 
 
-def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
+def quantize_model(
+    model: M, rules: Any = (), *, strict: bool = False, invariant: bool = False
+) -> M:
     """Quantizes the contractions of an NNX model by rules, without changing the model.
 
     The result shares the model's variables and has the same paths, so checkpoints,
@@ -72,21 +74,25 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
             only injected functions quantize.
         strict: whether calls raise if a contraction of floats stays in float without a
             rule that says so.
+        invariant: as in `aqtlite.quantize_function`.
 
     Raises:
         TypeError: if `model` is not an NNX module, or `rules` has another type.
         ValueError: if `model` is converted for serving, or has an attribute ``aqt`` of
-            its own; when the result is called, if a required rule matches nothing, if
-            nothing is quantized (unless each rule has ``cfg=None``), if the method
-            changes more than variables, and with `strict` if a contraction stays in
-            float.
+            its own, or if one in it is invariant and it is not; when the result is
+            called, if a required rule matches nothing, if nothing is quantized (unless
+            each rule has ``cfg=None``), if the method changes more than variables, with
+            `strict` if a contraction stays in float, and with `invariant` if
+            `aqtlite.invariant` refuses an operation.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"quantize_model takes a flax.nnx.Module, got {type(model).__name__}; "
             "aqtlite.flax.quantize_model takes Linen modules"
         )
-    quantization = Quantization(rules_lib.check(rules), strict=strict)
+    quantization = Quantization(
+        rules_lib.check(rules), strict=strict, invariant=invariant
+    )
     if isinstance(model, QuantizedModel):
         if model.aqt.frozen:
             raise ValueError(
@@ -100,8 +106,14 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
         )
     quantized = nnx.clone(model, variables=False)
     for path, inner in layers.quantized_below(quantized):
+        name = "/".join(map(str, path))
+        if inner.aqt.invariant and not invariant:
+            raise ValueError(
+                f"the quantized model {name!r} in it is invariant: quantize the model "
+                "with invariant=True, which decides about all of it"
+            )
         if not inner.aqt.frozen:
-            _adopt(quantization, "/".join(map(str, path)), inner.aqt)
+            _adopt(quantization, name, inner.aqt)
     classes.quantize(quantized, quantization)
     return quantized
 
