@@ -27,7 +27,6 @@ import optax
 import rich.console
 import rich.progress
 
-import aqtlite
 from aqtlite import config
 from aqtlite.flax import convert, quantize_model
 
@@ -41,6 +40,7 @@ UPDATES = 2  # steps of the optimizer with the same answers
 class Decoder(nn.Module):
     """A decoder in bfloat16; returns log-probabilities of the next token."""
 
+    layers: int
     width: int
     decode: bool = False
 
@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         x = nn.Embed(VOCABULARY, self.width, **of_dtype)(tokens)
         x = x + nn.Embed(LENGTH, self.width, **of_dtype)(positions)
         mask = None if self.decode else nn.make_causal_mask(tokens)
-        for _ in range(2):
+        for _ in range(self.layers):
             attention = nn.MultiHeadDotProductAttention(
                 4, decode=self.decode, **of_dtype
             )
@@ -68,30 +68,39 @@ class Policy(NamedTuple):
     trained: nn.Module
     sampler: nn.Module
     refresh: Callable
-    """Function from the variables and a call to what is served."""
+    """Function of the variables and a call that returns the serving variables."""
 
-    transform: Callable
+    @classmethod
+    def in_float(cls, layers, width):
+        """A policy in bfloat16."""
+        models = Decoder(layers, width), Decoder(layers, width, decode=True)
+        return cls(*models, lambda variables, *call: variables)
+
+    @classmethod
+    def in_int8(cls, layers, width, **options):
+        """A policy in int8, with options of `quantize_model`."""
+        trained, sampler = (
+            quantize_model(model, config.fully_quantized(), **options)
+            for model in (Decoder(layers, width), Decoder(layers, width, decode=True))
+        )
+
+        def refresh(variables, *call):
+            return convert(sampler, variables, *call, mutable=["cache"])
+
+        return cls(trained, sampler, refresh)
 
 
-def policies(width):
-    """The policies that are compared, by name."""
-    models = Decoder(width), Decoder(width, decode=True)
-    int8 = [quantize_model(model, config.fully_quantized()) for model in models]
-
-    def refresh(variables, *call):
-        return convert(int8[1], variables, *call, mutable=["cache"])
-
-    return {
-        "bfloat16": Policy(*models, lambda variables, *call: variables, lambda fn: fn),
-        "int8": Policy(*int8, refresh, lambda fn: fn),
-        "int8, invariant": Policy(*int8, refresh, aqtlite.invariant),
-    }
+POLICIES = {
+    "bfloat16": Policy.in_float,
+    "int8": Policy.in_int8,
+    "int8, invariant": functools.partial(Policy.in_int8, invariant=True),
+}
 
 
 def log_probabilities(policy, variables, tokens):
     """Log-probabilities of each token behind the first, as in training."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    out = policy.transform(policy.trained.apply)(variables, tokens, positions)
+    out = policy.trained.apply(variables, tokens, positions)
     return jnp.take_along_axis(out[:, :-1], tokens[:, 1:, None], 2)[..., 0]
 
 
@@ -100,16 +109,15 @@ def sample(policy, variables, cache, questions, key):
     call = questions[:, :1], jnp.zeros_like(questions[:, :1])
     serving = policy.refresh({**variables, "cache": cache}, *call)
 
-    @policy.transform
-    def step(serving, cache, token, positions):
-        out, changed = policy.sampler.apply(
-            {**serving, "cache": cache}, token, positions, mutable=["cache"]
-        )
-        return out[:, 0], changed["cache"]
-
     def body(carry, position):
         cache, token = carry
-        out, cache = step(serving, cache, token, jnp.full(token.shape, position))
+        out, changed = policy.sampler.apply(
+            {**serving, "cache": cache},
+            token,
+            jnp.full(token.shape, position),
+            mutable=["cache"],
+        )
+        out, cache = out[:, 0], changed["cache"]
         sampled = jax.random.categorical(jax.random.fold_in(key, position), out)
         asked = questions[:, jnp.minimum(position + 1, DIGITS)]
         token = jnp.where(position < DIGITS, asked, sampled)[:, None]
@@ -127,8 +135,14 @@ def rewards(tokens):
     return jnp.mean(tokens[:, -ANSWER:] == right, 1)
 
 
-def make_step(policy, optimizer, cache, questions):
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(2e-3))
+
+
+def make_step(policy, questions):
     """A step: samples, rewards, and updates of the parameters, in one program."""
+    longest = jnp.zeros((questions * SAMPLES, LENGTH), int)
+    made = jax.eval_shape(policy.sampler.init, jax.random.key(0), longest, longest)
+    cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made["cache"])
 
     @jax.jit
     def step(variables, state, key):
@@ -151,29 +165,23 @@ def make_step(policy, optimizer, cache, questions):
             loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
             return loss, (ratio - 1 - change).mean()
 
-        divergences = []
-        for _ in range(UPDATES):
+        def update(carry, _):
+            variables, state = carry
             gradients, k3 = jax.grad(loss_fn, has_aux=True)(variables)
-            updates, state = optimizer.update(gradients, state)
-            variables = optax.apply_updates(variables, updates)
-            divergences.append(k3)
-        # The first is of the parameters that sampled.
-        return variables, state, reward.mean(), divergences[0]
+            updates, state = OPTIMIZER.update(gradients, state)
+            return (optax.apply_updates(variables, updates), state), k3
+
+        after, k3 = jax.lax.scan(update, (variables, state), length=UPDATES)
+        return *after, reward.mean(), k3[0]  # Of the parameters that sampled.
 
     return step
 
 
-def train(policy, width, questions, steps, seed, on_step):
+def train(policy, step, steps, seed, on_step):
     """Rewards and divergences of a run, by step."""
-    tokens = jnp.zeros((questions * SAMPLES, LENGTH), int)
-    made = jax.eval_shape(
-        Decoder(width, decode=True).init, jax.random.key(0), tokens, tokens
-    )
-    cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made["cache"])
-    variables = jax.jit(Decoder(width).init)(jax.random.key(seed), tokens, tokens)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(2e-3))
-    state = optimizer.init(variables)
-    step = make_step(policy, optimizer, cache, questions)
+    tokens = jnp.zeros((1, LENGTH), int)
+    variables = jax.jit(policy.trained.init)(jax.random.key(seed), tokens, tokens)
+    state = OPTIMIZER.init(variables)
     measured = []
     for key in jax.random.split(jax.random.key(seed + 1), steps):
         variables, state, *found = step(variables, state, key)
@@ -236,19 +244,22 @@ def main():
     args = parser.parse_args()
     if args.plot:
         import matplotlib  # noqa: F401  (of the extra `demo`; before the long run)
-    width, questions, steps, seeds = 64, 32, args.steps, args.seeds
+    sizes, questions, steps, seeds = (2, 64), 32, args.steps, args.seeds
+    measured = {name: [] for name in POLICIES}
     if args.smoke:
-        width, questions, steps, seeds = 16, 2, 2, 1
+        sizes, questions, steps, seeds = (1, 16), 2, 2, 1
+        measured = {"int8, invariant": []}
 
     console = rich.console.Console()
-    measured = {name: [] for name in policies(width)}
     with progress(console, len(measured) * seeds, steps) as begin:
-        for name, policy in policies(width).items():
+        for name, runs in measured.items():
+            policy = POLICIES[name](*sizes)
+            step = make_step(policy, questions)
             for seed in range(seeds):
                 start = time.perf_counter()
                 on_step = begin(f"{name}, seed {seed}")
-                run = train(policy, width, questions, steps, seed, on_step)
-                measured[name].append(run)
+                run = train(policy, step, steps, seed, on_step)
+                runs.append(run)
                 console.print(
                     f"{name:15} seed {seed}  reward {run[0, -20:].mean():.2f}  "
                     f"k3 mean {run[1].mean():.1e}, largest {run[1].max():.1e}  "

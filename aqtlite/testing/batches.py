@@ -77,7 +77,7 @@ def assert_batch_invariant(
         leaves, treedef = jax.tree.flatten(args)
         for leaf, x in zip(traced.leaves, some, strict=True):
             leaves[leaf] = x
-        its_args = treedef.unflatten(leaves)
+        its_args = jax.tree.unflatten(treedef, leaves)
         its = flax_models.trace(fn, its_args)
         part = Program(its.jaxpr, its.values(its_args))
         found = _run(part)

@@ -25,8 +25,8 @@ def assert_decoded_equals_trained(
     """Asserts that decoding with a cache gives the log-probabilities of training.
 
     Compares log-probabilities of all tokens, bit for bit: of the forward over whole
-    sequences, of the same forward where its gradient is taken, and of decoding by chunks
-    of several lengths, for all sequences and for the first alone.
+    sequences, of the same forward where its gradient is taken, and of decoding by
+    chunks of several lengths, for all sequences and for the first alone.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -57,8 +57,8 @@ def assert_decoded_equals_trained(
         tokens: integers, ``(batch, length)``.
         cache: function of the number of sequences, that returns an empty cache for
             sequences of this length.
-        chunks: numbers of tokens that a step takes; 0 for all at once. Linen's own cache
-            takes ``(1,)``.
+        chunks: numbers of tokens that a step takes; 0 for all at once. Linen's own
+            cache takes ``(1,)``.
 
     Raises:
         AssertionError: if log-probabilities differ; the message names the way of
@@ -82,8 +82,8 @@ def assert_decoded_equals_trained(
             text = differences.describe(
                 first, np.asarray(found), differs, "trained", "there"
             )
-            programs = [_traced(*one) for one in ((train, (params, tokens)), call)]
-            where = two_programs.describe(*programs, overlaps)
+            whole = _traced(train, (params, tokens))
+            where = two_programs.describe(whole, _traced(*call), overlaps)
             raise AssertionError(
                 f"{what}, log-probabilities at positions {start} to {stop - 1}, "
                 f"{first.dtype} of shape {first.shape}: {differs.sum()} of "
@@ -144,7 +144,7 @@ def _with_gradient(
         filled = [
             next(given) if one else x for x, one in zip(leaves, is_float, strict=True)
         ]
-        out = train(treedef.unflatten(filled), tokens)
+        out = train(jax.tree.unflatten(treedef, filled), tokens)
         chosen = jnp.take_along_axis(out[:, :-1], tokens[:, 1:, None], 2)
         return -chosen.mean(), out
 
@@ -158,9 +158,7 @@ def _with_gradient(
 
 def _check(tokens: jax.Array, cache: Any, chunks: Sequence[int]) -> None:
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise TypeError(
-            f"tokens are {type_of(tokens)}: pass integers (batch, length)"
-        )
+        raise TypeError(f"tokens are {type_of(tokens)}: pass integers (batch, length)")
     if tokens.shape[0] < 1 or tokens.shape[1] < 2:
         raise ValueError(
             f"tokens are {type_of(tokens)}: the comparison needs at least one sequence "
@@ -199,8 +197,7 @@ def _check_shape(
         is_right = (found.dtype, found.shape[2]) == (like.dtype, like.shape[2])
     if not is_right:
         raise ValueError(
-            f"{name} returned {type_of(found)}, where log-probabilities have "
-            f"{wanted}"
+            f"{name} returned {type_of(found)}, where log-probabilities have {wanted}"
         )
 
 

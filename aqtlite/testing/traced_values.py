@@ -15,7 +15,8 @@ from aqtlite.jaxpr import equations, scopes
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.shapes.sharding import shape_of
 
-# Other last bits in half the time, where code that runs twice is compiled with a thousand outputs.
+# Half the time, with other last bits, where code that runs twice is compiled with a
+# thousand outputs.
 QUICK = {"xla_backend_optimization_level": 0}
 
 

@@ -49,19 +49,19 @@ def describe(first: Program, second: Program, overlaps: Overlaps) -> str:
         second: another one of the same function.
         overlaps: which elements of values of both are the same.
     """
-    runs = [
-        _Run.of(one.jaxpr, TracedValues.of(one.jaxpr), one.inputs)
-        for one in (first, second)
-    ]
-    found = _first(*runs, overlaps, "", ()) or _alone(*runs, overlaps)
+    runs = [_Run.of(TracedValues.of(one.jaxpr), one.inputs) for one in (first, second)]
+    found = None
+    for agree in (_are_equal, lambda *reads: True):
+        found = found or _first(runs[0], runs[1], _Search(overlaps, agree))
+    found = found or _alone(runs[0], runs[1], overlaps)
     if found is None:
         return (
             "Programs that return their values give no such difference: it comes from "
             "operations that are compiled together. aqtlite.invariant keeps them apart"
         )
     return (
-        f"The first equation whose result differs is {found.eqn.primitive.name} of "
-        f"{_types(found.eqn)} at {found.where}, in {found.difference}"
+        f"The first equation whose result differs is {found.equation}, in "
+        f"{found.difference}"
     )
 
 
@@ -69,17 +69,14 @@ def describe(first: Program, second: Program, overlaps: Overlaps) -> str:
 class _Run:
     """A program and its values."""
 
-    closed: core.ClosedJaxpr
     traced: TracedValues
     inputs: Sequence[Any]
     values: list[Any]
 
     @classmethod
-    def of(
-        cls, closed: core.ClosedJaxpr, traced: TracedValues, inputs: Sequence[Any]
-    ) -> "_Run":
+    def of(cls, traced: TracedValues, inputs: Sequence[Any]) -> "_Run":
         """Runs a program."""
-        return cls(closed, traced, inputs, traced.run(*inputs))
+        return cls(traced, inputs, traced.run(*inputs))
 
     def value(self, read: Read) -> Any:
         """Returns a value that an equation reads."""
@@ -90,47 +87,69 @@ class _Run:
 class _Found:
     """An equation whose results differ."""
 
-    eqn: Any
-    where: str
+    equation: str
     difference: str
 
 
-def _first(
-    one: _Run, other: _Run, overlaps: Overlaps, scope: str, loops: tuple[int, ...]
-) -> _Found | None:
+Pairs = set[tuple[Read, Read]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """What is looked for, and where."""
+
+    overlaps: Overlaps
+    agree: Callable[[Read, Read, Pairs], bool]
+    """Whether values that an equation reads are those of the other program, given the
+    pairs of values that are."""
+
+    scope: str = ""
+    loops: tuple[int, ...] = ()
+
+    def inside(self, equation: Equation) -> "_Search":
+        """The search in the bodies of an equation."""
+        scope = scopes.join(self.scope, equation.scope)
+        return dataclasses.replace(self, scope=scope)
+
+
+def _first(one: _Run, other: _Run, search: _Search) -> _Found | None:
     """Finds the first equation that reads equal values, and whose results differ."""
-    equal: dict[Read, Read] = {}
-    numbers = range(len(one.inputs)), range(len(other.inputs))
-    if len(numbers[0]) == len(numbers[1]):
-        equal.update(
-            (a, b)
-            for a, b in zip(*numbers, strict=True)
-            if _difference(one.values[a], other.values[b], overlaps) is None
-        )
+    equal = _equal_inputs(one, other, search.overlaps)
     for first, second in _aligned(one.traced.equations, other.traced.equations):
-        found = [
-            _difference(one.values[a], other.values[b], overlaps)
-            for a, b in zip(first.outputs, second.outputs, strict=True)
-        ]
-        reads = list(zip(first.inputs, second.inputs, strict=False))
-        for (a, b), text in zip(
-            zip(first.outputs, second.outputs, strict=True), found, strict=True
-        ):
-            if text is None:
-                equal[a] = b
-        texts = [text for text in found if text]
-        if not texts or not all(_are_equal(a, b, equal) for a, b in reads):
-            continue
-        there = scopes.join(scope, first.scope)
-        inner = _inside(one, other, first, second, overlaps, there, loops)
-        return inner or _Found(first.eqn, _shown(there, loops), texts[0])
+        if not first.inputs:
+            continue  # An iota: positions, counted from another one.
+        texts = []
+        for a, b in zip(first.outputs, second.outputs, strict=True):
+            text = _difference(one.values[a], other.values[b], search.overlaps)
+            if text == _EQUAL:
+                equal.add((a, b))
+            elif text:
+                texts.append(text)
+        reads = zip(first.inputs, second.inputs, strict=True)
+        if texts and all(search.agree(*read, equal) for read in reads):
+            found = _inside(one, other, first, second, search.inside(first))
+            scope = scopes.join(search.scope, first.scope)
+            return found or _Found(_text(first.eqn, scope, search.loops), texts[0])
     return None
 
 
-def _are_equal(one: Read, other: Read, equal: dict[Read, Read]) -> bool:
+def _equal_inputs(one: _Run, other: _Run, overlaps: Overlaps) -> Pairs:
+    """Returns which inputs of both programs are the same, in their order."""
+    equal: Pairs = set()
+    start, count = 0, len(other.inputs)
+    for a in range(len(one.inputs)):
+        for b in range(start, count):
+            if _difference(one.values[a], other.values[b], overlaps) == _EQUAL:
+                equal.add((a, b))
+                start = b + 1
+                break
+    return equal
+
+
+def _are_equal(one: Read, other: Read, equal: Pairs) -> bool:
     if isinstance(one, Constant) and isinstance(other, Constant):
         return True
-    return not isinstance(one, Constant) and equal.get(one) == other
+    return (one, other) in equal
 
 
 def _aligned(
@@ -141,7 +160,7 @@ def _aligned(
     if keys[0] == keys[1]:
         yield from zip(one, other, strict=True)
         return
-    matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     for start, its_start, count in matcher.get_matching_blocks():
         for i in range(count):
             yield one[start + i], other[its_start + i]
@@ -154,65 +173,59 @@ def _key(equation: Equation) -> tuple[Any, ...]:
 
 
 def _inside(
-    one: _Run,
-    other: _Run,
-    first: Equation,
-    second: Equation,
-    overlaps: Overlaps,
-    scope: str,
-    loops: tuple[int, ...],
+    one: _Run, other: _Run, first: Equation, second: Equation, search: _Search
 ) -> _Found | None:
     """Looks for the equation in the steps of a scan, or in the branch that is taken."""
-    pairs = [
-        [run.value(read) for read in equation.inputs]
-        for run, equation in ((one, first), (other, second))
-    ]
+    inputs = [one.value(read) for read in first.inputs]
+    others = [other.value(read) for read in second.inputs]
     if first.eqn.primitive is primitives.scan_p:
-        return _in_scan(first.eqn, second.eqn, *pairs, overlaps, scope, loops)
+        scans = [equations.Scan.of(x.eqn) for x in (first, second)]
+        return _in_scan(scans[0], scans[1], inputs, others, search)
     if first.eqn.primitive is primitives.cond_p:
-        (index, *inputs), (_, *others) = pairs
+        (index, *inputs), (_, *others) = inputs, others
         branches = [equations.Cond.of(x.eqn).branches for x in (first, second)]
         taken = int(np.clip(int(index), 0, len(branches[0]) - 1))
-        bodies = [each[taken] for each in branches]
         runs = [
-            _Run.of(body, TracedValues.of(body), values)
-            for body, values in zip(bodies, (inputs, others), strict=True)
+            _Run.of(TracedValues.of(each[taken]), values)
+            for each, values in zip(branches, (inputs, others), strict=True)
         ]
-        return _first(*runs, overlaps, scope, loops)
+        return _first(runs[0], runs[1], search)
     return None
 
 
 def _in_scan(
-    first: Any,
-    second: Any,
+    first: equations.Scan,
+    second: equations.Scan,
     inputs: list[Any],
     others: list[Any],
-    overlaps: Overlaps,
-    scope: str,
-    loops: tuple[int, ...],
+    search: _Search,
 ) -> _Found | None:
-    scans = [equations.Scan.of(eqn) for eqn in (first, second)]
-    if scans[0].length != scans[1].length:
+    """Looks for the equation step by step; not where numbers of steps differ."""
+    if first.length != second.length:
         return None
+    scans = first, second
     bodies = [TracedValues.of(scan.body) for scan in scans]
     grouped = [
         scan.of_inputs(values)
         for scan, values in zip(scans, (inputs, others), strict=True)
     ]
-    numbers = range(scans[0].length)
-    for number in reversed(numbers) if scans[0].reverse else numbers:
-        runs = []
-        for i, (scan, body) in enumerate(zip(scans, bodies, strict=True)):
-            consts, carry, scanned = grouped[i]
-            values = [*consts, *carry, *(x[number] for x in scanned)]
-            runs.append(_Run.of(scan.body, body, values))
-        found = _first(*runs, overlaps, scope, (*loops, number))
+    carries = [carry for _, carry, _ in grouped]
+    numbers = range(first.length)
+    for number in reversed(numbers) if first.reverse else numbers:
+        runs = [
+            _Run.of(body, [*consts, *carry, *(x[number] for x in scanned)])
+            for body, (consts, _, scanned), carry in zip(
+                bodies, grouped, carries, strict=True
+            )
+        ]
+        step = dataclasses.replace(search, loops=(*search.loops, number))
+        found = _first(runs[0], runs[1], step)
         if found:
             return found
-        for i, (scan, run) in enumerate(zip(scans, runs, strict=True)):
-            outputs = [run.value(read) for read in run.traced.outputs]
-            consts, _, scanned = grouped[i]
-            grouped[i] = consts, scan.of_outputs(outputs)[0], scanned
+        carries = [
+            scan.of_outputs([run.value(read) for read in run.traced.outputs])[0]
+            for scan, run in zip(scans, runs, strict=True)
+        ]
     return None
 
 
@@ -231,11 +244,11 @@ def _alone(one: _Run, other: _Run, overlaps: Overlaps) -> _Found | None:
             _difference(a, b, overlaps)
             for a, b in zip(_beside(one, first), _beside(other, second), strict=True)
         ]
-        text = next(filter(None, texts), None)
-        if text is None:
+        text = next(filter(None, texts), _EQUAL)
+        if text == _EQUAL:
             low = middle + 1
         else:
-            high, found = middle, _Found(first.eqn, _shown(first.scope, ()), text)
+            high, found = middle, _Found(shown(first), text)
     return found
 
 
@@ -250,31 +263,35 @@ def _beside(run: _Run, equation: Equation) -> list[Any]:
     return jax.jit(some)(*run.inputs)[0]
 
 
+_EQUAL = ""
+
+
 def _difference(one: Any, other: Any, overlaps: Overlaps) -> str | None:
-    """Describes the difference of a value; None if there is none, or no overlap."""
+    """Describes the difference of a value: `_EQUAL`, or None if nothing overlaps."""
     if one.dtype != other.dtype or one.ndim != other.ndim:
         return None
     first, second = (differences.data(x) for x in (one, other))
     text = None
     for at, there in overlaps(first.shape, second.shape):
-        a, b = first[at], second[there]
-        differs = differences.differing(a, b)
+        differs = differences.differing(first[at], second[there])
         if not differs.any():
-            return None
+            return _EQUAL
         text = f"{differs.sum()} of {differs.size} elements"
     return text
 
 
-def _shown(scope: str, loops: tuple[int, ...]) -> str:
-    path = module_scopes.resolved(
-        injected.without_mark(scopes.parse(scope).path)
-    ).path
+def shown(equation: Equation) -> str:
+    """Returns the primitive, types and path of an equation."""
+    return _text(equation.eqn, equation.scope, ())
+
+
+def _text(eqn: Any, scope: str, loops: tuple[int, ...]) -> str:
+    path = module_scopes.resolved(injected.without_mark(scopes.parse(scope).path)).path
+    types = ", ".join(type_of(atom.aval) for atom in eqn.invars)
     steps = "".join(f", step {number} of a loop" for number in loops)
-    return (repr(path) if path else NO_SCOPE) + steps
-
-
-def _types(eqn: Any) -> str:
-    return ", ".join(type_of(atom.aval) for atom in eqn.invars)
+    return (
+        f"{eqn.primitive.name} of {types} at {repr(path) if path else NO_SCOPE}{steps}"
+    )
 
 
 def products(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
