@@ -237,7 +237,7 @@ def progress(console, runs, steps):
 def main():
     """Trains all policies with all seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--plot", metavar="FILE.png", type=pathlib.Path)
     parser.add_argument("--smoke", action="store_true", help="a few steps, as a check")
