@@ -27,9 +27,13 @@ class Written(ElementwiseOnTarget):
     """A function of `jax.lax`, evaluated in a form with one result everywhere."""
 
     plain: Callable[..., jax.Array]
-    """The function, which defines the derivative."""
+    """The function."""
 
     form: Callable[..., jax.Array]
+
+    slopes: Callable[..., Sequence[jax.Array]] | None = None
+    """Function from the result and the arguments to the derivatives by these, made of
+    the result and of such functions; None for those of `plain`."""
 
     def __repr__(self) -> str:
         return f"Written({self.plain.__name__})"
@@ -40,6 +44,12 @@ class Written(ElementwiseOnTarget):
     def lowered(self, target, *args):
         del target
         return self.form(*args)
+
+    def tangent(self, out, args, tangents):
+        if self.slopes is None:
+            return super().tangent(out, args, tangents)
+        parts = map(jnp.multiply, tangents, self.slopes(out, *args))
+        return functools.reduce(jnp.add, parts)
 
 
 def _where(condition, x, y):
@@ -232,6 +242,25 @@ def _erfc(x):
     )
 
 
+_ERF_INV_CENTER = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06),
+    *(0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+)
+_ERF_INV_TAIL = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844),
+    *(0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
+
+
+def _erf_inv(x):
+    """The approximation of M. Giles (2010), of which `jax.random.normal` is made."""
+    w = -_log1p(-_mul(x, x))
+    center = _polynomial(w - _f(2.5), _ERF_INV_CENTER)
+    tail = _polynomial(_sqrt(lax.max(w, _f(5))) - _f(3), _ERF_INV_TAIL)
+    out = _mul(_where(w < _f(5), center, tail), x)
+    return _where(lax.abs(x) == 1, x * _f(np.inf), out)
+
+
 # pi / 2: three parts of 8 bits, whose products with integers to 2^16 are exact.
 _HALF_PI = (1.5703125, 0.0004825592041015625, 1.2665987014770508e-06)
 _HALF_PI_REST = _f(9.920935796805404e-10)
@@ -340,21 +369,50 @@ ADD = Written(lax.add, _add)
 SUB = Written(lax.sub, _sub)
 MUL = Written(lax.mul, _mul)
 DIV = Written(lax.div, _div)
-POW = Written(lax.pow, _pow)
+
+EXP = Written(lax.exp, _exp, lambda y, x: (y,))
+LOG = Written(lax.log, _log, lambda y, x: (1 / x,))
+SIN = Written(lax.sin, _sin, lambda y, x: (COS(x),))
+COS = Written(lax.cos, _cos, lambda y, x: (-SIN(x),))
+
+
+def _slopes_of_pow(z, x, y):
+    by_base = jnp.where(y == 0, 0, y * POW(x, jnp.where(y == 0, 1, y - 1)))
+    log = jnp.where(x == 0, jnp.where(y > 0, 0, -jnp.inf), LOG(jnp.where(x == 0, 1, x)))
+    return by_base, log * z
+
+
+POW = Written(lax.pow, _pow, _slopes_of_pow)
+
+
+def _slope_of_erf(y, x):
+    del y
+    return (_f(2 / np.sqrt(np.pi)) * EXP(-x * x),)
+
+
+def _slope_of_erf_inv(y, x):
+    del x
+    return (_f(np.sqrt(np.pi) / 2) * EXP(y * y),)
+
 
 UNARY = {
-    "exp": Written(lax.exp, _exp),
-    "exp2": Written(lax.exp2, _exp2),
-    "expm1": Written(lax.expm1, _expm1),
-    "log": Written(lax.log, _log),
-    "log1p": Written(lax.log1p, _log1p),
-    "logistic": Written(lax.logistic, _logistic),
-    "tanh": Written(lax.tanh, _tanh),
-    "erf": Written(lax.erf, _erf),
-    "erfc": Written(lax.erfc, _erfc),
-    "sin": Written(lax.sin, _sin),
-    "cos": Written(lax.cos, _cos),
-    "sqrt": Written(lax.sqrt, _sqrt),
-    "rsqrt": Written(lax.rsqrt, _rsqrt),
+    "exp": EXP,
+    "exp2": Written(lax.exp2, _exp2, lambda y, x: (_f(np.log(2)) * y,)),
+    "expm1": Written(lax.expm1, _expm1, lambda y, x: (y + 1,)),
+    "log": LOG,
+    "log1p": Written(lax.log1p, _log1p, lambda y, x: (1 / (x + 1),)),
+    "logistic": Written(lax.logistic, _logistic, lambda y, x: (y * (1 - y),)),
+    "tanh": Written(lax.tanh, _tanh, lambda y, x: ((1 + y) * (1 - y),)),
+    "erf": Written(lax.erf, _erf, _slope_of_erf),
+    "erfc": Written(lax.erfc, _erfc, lambda y, x: (-_slope_of_erf(y, x)[0],)),
+    "erf_inv": Written(lax.erf_inv, _erf_inv, _slope_of_erf_inv),
+    "sin": SIN,
+    "cos": COS,
 }
 """Functions of one argument, by the name of their primitive."""
+
+ROOTS = {
+    "sqrt": Written(lax.sqrt, _sqrt, lambda y, x: (_f(0.5) / y,)),
+    "rsqrt": Written(lax.rsqrt, _rsqrt, lambda y, x: (_f(-0.5) * y / x,)),
+}
+"""Functions of one argument that processors compute in one operation."""

@@ -1,5 +1,6 @@
 """Forms of the float operations of a program, by the name of their primitive."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax.extend import core
 
 from aqtlite.invariance import functions
 from aqtlite.invariance.contractions import Dot
-from aqtlite.invariance.sums import CumulativeSum, Sum
+from aqtlite.invariance.sums import CumulativeSum, Sum, WindowedSum
 from aqtlite.jaxpr import equations
 from aqtlite.lowering import exact
 
@@ -35,7 +36,8 @@ def rule_of(eqn: Any) -> Rule | None:
         return None
     inputs = [atom.aval for atom in eqn.invars]
     if name not in _RULES:
-        raise NoForm(f"{name} has no such form")
+        hint = _INSTEAD.get(name)
+        raise NoForm(f"{name} has no such form" + (f": {hint}" if hint else ""))
     for aval in (*inputs, *outputs):
         if _is_float(aval) and aval.dtype not in _DTYPES:
             raise NoForm(f"{name} has no such form for {aval.dtype.name}")
@@ -103,6 +105,20 @@ def _integer_pow(params, x):
     return out if params["y"] > 0 else functions.DIV(np.float32(1), out)
 
 
+def _as_kernel(function: Callable[..., jax.Array]) -> Rule:
+    """Returns the rule of a function whose result is read from memory.
+
+    To XLA, a function that is written out is a few cheap operations, which it computes
+    again for every reader, and for each element of what the result is broadcast to.
+    """
+
+    def rule(params, *values):
+        del params
+        return exact.fusion_barrier(function(*values))
+
+    return rule
+
+
 def _without_params(function: Callable[..., jax.Array]) -> Rule:
     def rule(params, *values):
         del params
@@ -120,18 +136,39 @@ _SUMS = {
 _OVER_AXES: Mapping[str, Rule] = {
     "reduce_sum": lambda params, x: Sum(tuple(params["axes"]))(x),
     "cumsum": lambda params, x: CumulativeSum(params["axis"], params["reverse"])(x),
+    "reduce_window_sum": lambda params, x: _windowed(params, x),
     "dot_general": lambda params, x, y: Dot(params["dimension_numbers"])(x, y),
 }
 
+_QUANTIZED = "quantize it by a rule, since sums of integers are exact"
+_GATHERED = "gather the values by jax.lax.all_gather, and add them by jnp.sum"
+_INSTEAD = {
+    "conv_general_dilated": _QUANTIZED,
+    "ragged_dot_general": _QUANTIZED,
+    "psum": _GATHERED,
+    "psum_invariant": _GATHERED,
+    "reduce_scatter": _GATHERED,
+    "reduce_prod": "add logarithms",
+    "cumprod": "add logarithms",
+}
+"""What to do in place of operations without a form."""
+
+
+def _windowed(params, x):
+    names = (field.name for field in dataclasses.fields(WindowedSum))
+    return WindowedSum(*(tuple(params[name]) for name in names))(x)
+
+
 _RULES: Mapping[str, Rule] = {
-    **{name: _without_params(one) for name, one in functions.UNARY.items()},
+    **{name: _as_kernel(one) for name, one in functions.UNARY.items()},
+    **{name: _without_params(one) for name, one in functions.ROOTS.items()},
     **_SUMS,
     **_OVER_AXES,
     "convert_element_type": _converted,
     "div": _without_params(functions.DIV),
     "integer_pow": _integer_pow,
     "mul": _without_params(functions.MUL),
-    "pow": _without_params(functions.POW),
+    "pow": _as_kernel(functions.POW),
     "square": lambda params, x: functions.MUL(x, x),
 }
 

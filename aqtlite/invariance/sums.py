@@ -51,6 +51,45 @@ class CumulativeSum(TargetDependent):
         return lax.associative_scan(lax.add, x, reverse=self.reverse, axis=self.axis)
 
 
+@dataclasses.dataclass(frozen=True)
+class WindowedSum(TargetDependent):
+    """`jax.lax.reduce_window` of float32 with `jax.lax.add`, as in average pooling.
+
+    The elements of a window are added from its first one, axis by axis.
+    """
+
+    window_dimensions: tuple[int, ...]
+    window_strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    base_dilation: tuple[int, ...]
+    window_dilation: tuple[int, ...]
+
+    def reference(self, x):
+        options = dataclasses.asdict(self)
+        return lax.reduce_window(x, np.float32(0), lax.add, **options)
+
+    def lowered(self, target, x):
+        del target
+        padding = (
+            (*sides, dilation - 1)
+            for sides, dilation in zip(self.padding, self.base_dilation, strict=True)
+        )
+        x = lax.pad(x, np.float32(-0.0), list(padding))
+        for axis, size in enumerate(self.window_dimensions):
+            x = self._summed(x, axis, size)
+        return x
+
+    def _summed(self, x, axis, size):
+        dilation, stride = self.window_dilation[axis], self.window_strides[axis]
+        end = x.shape[axis] - dilation * (size - 1)
+        if end < 1:
+            return lax.slice_in_dim(x, 0, 0, axis=axis)
+        out = lax.slice_in_dim(x, 0, end, stride, axis)
+        for start in range(dilation, dilation * size, dilation):
+            out = out + lax.slice_in_dim(x, start, start + end, stride, axis)
+        return out
+
+
 def _halved(x: jax.Array, axis: int) -> jax.Array:
     size = x.shape[axis]
     if size == 0:

@@ -83,4 +83,8 @@ def evaluate(
         location: dataclasses.replace(one, function=invariant(one.function))
         for location, one in others.items()
     }
-    return rewriting.evaluate(closed, values, {**forms.replacements, **replaced})
+    replacements = {
+        location: dataclasses.replace(one, beside=invariant)
+        for location, one in {**forms.replacements, **replaced}.items()
+    }
+    return rewriting.evaluate(closed, values, replacements)

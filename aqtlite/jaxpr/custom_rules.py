@@ -6,6 +6,7 @@ the same inputs and further given arrays, and also returns auxiliary arrays; giv
 auxiliary arrays have no derivative.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -17,16 +18,22 @@ import numpy as np
 Original = Callable[..., Sequence[Any]]
 """Function from arrays to a list of arrays."""
 
+Beside = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Transformation of a function."""
+
 Replaced = Callable[..., tuple[Sequence[Any], Any]]
 """Function from given arrays and inputs to a list of outputs and auxiliary arrays."""
 
 
-def with_jvp_of(original: Original, run: Replaced, symbolic_zeros: bool) -> Replaced:
+def with_jvp_of(
+    original: Original, run: Replaced, beside: Beside, symbolic_zeros: bool
+) -> Replaced:
     """Gives a function the derivative of another one.
 
     Args:
         original: function with a rule from `jax.custom_jvp`.
         run: function in place of the original.
+        beside: transformation of what the rule computes from the inputs.
         symbolic_zeros: whether the rule takes symbolic zeros.
     """
 
@@ -38,11 +45,9 @@ def with_jvp_of(original: Original, run: Replaced, symbolic_zeros: bool) -> Repl
         outputs, aux = run(*primals)
         values, of_values = primals[1:], tangents[1:]
         which = [not _is_symbolic_zero(tangent) for tangent in of_values]
-        of_original, of_outputs = jax.jvp(
-            _of_some(original, values, which),
-            list(itertools.compress(values, which)),
-            list(itertools.compress(of_values, which)),
-        )
+        linearize = functools.partial(jax.linearize, _of_some(original, values, which))
+        of_original, derivative = beside(linearize)(*itertools.compress(values, which))
+        of_outputs = derivative(*itertools.compress(of_values, which))
         outputs = list(map(_with_derivative_of, of_original, outputs))
         return (outputs, aux), (of_outputs, jax.tree.map(_no_tangent, aux))
 
@@ -56,12 +61,15 @@ def _no_tangent(x: Any) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def with_vjp_of(original: Original, run: Replaced, num_consts: int) -> Replaced:
+def with_vjp_of(
+    original: Original, run: Replaced, beside: Beside, num_consts: int
+) -> Replaced:
     """Gives a function the gradients of another one.
 
     Args:
         original: function with rules from `jax.custom_vjp`.
         run: function in place of the original.
+        beside: transformation of what the rules compute from the inputs.
         num_consts: number of leading inputs that the original closes over; its rules
             do not know them. (Under `jax.vmap`, arrays that it closes over may be
             further inputs, which must not be perturbed.)
@@ -77,8 +85,9 @@ def with_vjp_of(original: Original, run: Replaced, num_consts: int) -> Replaced:
         which = [one.perturbed for one in values]
         given, values = jax.tree.map(lambda one: one.value, (given, values))
         which[:num_consts] = [False] * num_consts
-        of_original, pull_back = jax.vjp(
-            _of_some(original, values, which), *itertools.compress(values, which)
+        differentiate = functools.partial(jax.vjp, _of_some(original, values, which))
+        of_original, pull_back = beside(differentiate)(
+            *itertools.compress(values, which)
         )
         outputs, aux = run(given, *values)
         outputs = list(map(_with_derivative_of, of_original, outputs))

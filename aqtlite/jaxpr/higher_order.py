@@ -61,7 +61,7 @@ def _custom_jvp(eqn, values, inside):
     run = _body_function(body, inside)
     rules = _replaced_rules(eqn, inside)
     function = (
-        custom_rules.with_jvp_of(_original(eqn, body), run, **options)
+        custom_rules.with_jvp_of(_original(eqn, body), run, inside.beside, **options)
         if rules is None
         else custom_rules.with_rules(run, rules)
     )
@@ -73,7 +73,7 @@ def _custom_vjp(eqn, values, inside):
     run = _body_function(body, inside)
     rules = _replaced_rules(eqn, inside)
     function = (
-        custom_rules.with_vjp_of(_original(eqn, body), run, **options)
+        custom_rules.with_vjp_of(_original(eqn, body), run, inside.beside, **options)
         if rules is None
         else custom_rules.with_rules(run, rules)
     )

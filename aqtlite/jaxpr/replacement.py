@@ -38,6 +38,10 @@ class Replacement:
     is given the auxiliary arrays of the previous step, and those of the last are kept.
     """
 
+    beside: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    """Transformation of what is computed beside it from the original program: the
+    residuals of the rules of `jax.custom_jvp` and `jax.custom_vjp`; None for none."""
+
 
 Replacements = Mapping[Location, Replacement]
 
@@ -66,6 +70,12 @@ class Inside:
     def given(self) -> Aux:
         """Arrays given to the replacements, by location."""
         return {location: one.given for location, one in self.replacements.items()}
+
+    def beside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Transforms what is computed beside the replacements."""
+        found = (one.beside for one in self.replacements.values())
+        made = next(filter(None, found), None)
+        return function if made is None else made(function)
 
     def giving(self, given: Mapping[Location, Any]) -> "Inside":
         """Returns these replacements with other given arrays."""

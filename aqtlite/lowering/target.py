@@ -70,6 +70,20 @@ class TargetDependent(abc.ABC):
     def lowered(self, target: Target, *args: Any) -> jax.Array:
         """The form for a target."""
 
+    def tangent(
+        self, out: jax.Array, args: Sequence[Any], tangents: Sequence[Any]
+    ) -> jax.Array:
+        """Returns the tangent of the result.
+
+        Args:
+            out: the result.
+            args: the arguments.
+            tangents: their tangents, as arrays.
+        """
+        del out
+        found: jax.Array = jax.jvp(self.reference, tuple(args), tuple(tangents))[1]
+        return found
+
     def type_of(self, *args: Any) -> Any:
         """Returns the type of the result without tracing; None if it is not known.
 
@@ -177,8 +191,8 @@ def _reference_jaxpr(
 
 def _jvp(primals, tangents, *, function: TargetDependent):
     tangents = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
-    _, tangent = jax.jvp(function.reference, tuple(primals), tangents)
-    return function(*primals), tangent
+    out = function(*primals)
+    return out, function.tangent(out, primals, tangents)
 
 
 @dataclasses.dataclass(frozen=True)
