@@ -267,6 +267,8 @@ def main():
                     highlight=False,
                     soft_wrap=True,
                 )
+    runs = measured["int8, invariant"]
+    print("sampled as trained:", all(run[1].max() == 0 for run in runs))
     if args.plot:
         draw(measured, args.plot)
 
