@@ -26,16 +26,18 @@ CANDIDATES = tuple(round(1 - 0.02 * i, 2) for i in range(40))
 """Fractions tried by default: 1, 0.98, ..., 0.22."""
 
 
-def checked_candidates(given: Any, where: str) -> tuple[float, ...]:
-    """Checks that fractions are above 0 and at most 1; sorts them, largest first."""
+def checked_candidates(
+    given: Any, where: str, largest: float = 1.0
+) -> tuple[float, ...]:
+    """Checks fractions, above 0 and at most `largest`; sorts them, largest first."""
     if not isinstance(given, tuple | list):
         raise TypeError(f"{where} must be a tuple of numbers, got {given!r}")
     pairs = enumerate(given)
     found = {fields.positive(value, f"{where}[{i}]") for i, value in pairs}
-    if not found or max(found) > 1:
+    if not found or max(found) > largest:
         raise ValueError(
-            f"{where} are fractions of the largest magnitude, above 0 and at most 1, "
-            f"such as (1.0, 0.9, 0.8); got {given!r}"
+            f"{where} are fractions of the largest magnitude, above 0 and at most "
+            f"{largest:g}, such as (1.0, 0.9, 0.8); got {given!r}"
         )
     return tuple(sorted(found, reverse=True))
 
@@ -51,6 +53,11 @@ def best_fraction(errors: jax.Array, fractions: jax.Array) -> jax.Array:
     return jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
 
 
+def _checked(given: Any, where: str) -> tuple[float, ...]:
+    # Above 2, errors could leave the range of the fixed point.
+    return checked_candidates(given, where, largest=2.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class MseSearch(base.Calibration):
     """The fraction of the largest magnitude, or range, with the least squared error.
@@ -60,6 +67,11 @@ class MseSearch(base.Calibration):
     gives all others finer steps. For a grid with a zero point, the range is from
     ``c * min(x, 0)`` to ``c * max(x, 0)``. On a tie, the larger bound is chosen. OCTAV
     (Sakr et al. 2022, arXiv:2206.06501) finds the best of all fractions by iteration.
+
+    A grid of unequal steps may gain from a fraction above 1: E2M1 has no value between
+    4 and 6, so that ``MseSearch((1.5, 1.0))``, which maps the largest magnitude to 4 or
+    6, makes the error of NVFP4's blocks smaller ("four over six", Cook et al. 2025,
+    arXiv:2512.02010).
 
     The error is computed with the scale before `po2_scale` and with rounding to
     nearest, even on a grid with stochastic rounding. It is summed in fixed point, with
@@ -78,7 +90,7 @@ class MseSearch(base.Calibration):
     [[2.0], [1.0]]
 
     Raises:
-        ValueError: if there are no candidates, or one is not above 0 and at most 1.
+        ValueError: if there are no candidates, or one is not above 0 and at most 2.
         TypeError: if `candidates` is not a tuple or a list of numbers.
     """
 
@@ -86,7 +98,7 @@ class MseSearch(base.Calibration):
     """Fractions to try, in any order; stored with the largest first."""
 
     def __post_init__(self) -> None:
-        fields.check(self, candidates=checked_candidates)
+        fields.check(self, candidates=_checked)
 
     @property
     def cost_in_training(self) -> str | None:
@@ -133,6 +145,9 @@ class MseSearch(base.Calibration):
             return mean(_error(values, found, grid), axes)
 
         best = best_fraction(lax.map(error_of, fractions), fractions)
+        # An infinite bound would make the channel NaN.
+        half = jnp.finfo(jnp.float32).max / 2
+        best = jnp.minimum(best, jnp.maximum(half / largest, 1))
         found: base.Range = jax.tree.map(lambda end: end * best, whole)
         return found
 

@@ -127,7 +127,7 @@ def litert_runner(path: pathlib.Path) -> Runner:
     return lambda x: run(input=x)["output"]
 
 
-# The times in docs/edge_onnx.md are of a processor with VNNI.
+# The times in figures.md are of a processor with VNNI.
 OPTIONS: dict[str, Any] = {".onnx": {"processors": "vnni"}, ".tflite": {}}
 RUNNERS = {".onnx": onnx_runner, ".tflite": litert_runner}
 

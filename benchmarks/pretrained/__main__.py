@@ -4,8 +4,8 @@
                                     [--quick] [--out FOLDER] [--page FILE.md]
 
 Finished measurements are kept in a folder, a file of JSON for each network: an
-interrupted command resumes. Needs the `pretrained` extra; docs/pretrained.md explains
-the figures, and which packages need `pip install --no-deps`.
+interrupted command resumes. Needs the `pretrained` extra; figures.md beside this file
+explains the figures, and which packages need `pip install --no-deps`.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def parser(available: Sequence[str]) -> argparse.ArgumentParser:
         "--page",
         type=pathlib.Path,
         metavar="FILE.md",
-        help="write tables between the markers of a page such as docs/pretrained.md",
+        help="write tables between the markers of a page, as of figures.md beside this",
     )
     return result
 

@@ -136,6 +136,25 @@ def test_stochastic_grids_are_searched_with_nearest_rounding():
     np.testing.assert_array_equal(chosen(x, noisy), chosen(x, nearest))
 
 
+def test_largest_magnitudes_of_nvfp4_become_four_or_six():
+    cfg = config.nvfp4().fwd.lhs
+    both = dataclasses.replace(cfg, calibration=MseSearch((1.5, 1.0)))
+    x = normal((16, 256))
+    found, six = (aqtlite.quantize(x, how, 1) for how in (both, cfg))
+    error, usual = (jnp.square(q.dequant() - x).sum() for q in (found, six))
+    assert error < 0.9 * usual
+    largest = jnp.abs(found.qvalue.astype(jnp.float32)).reshape(16, 16, 16).max(-1)
+    assert set(np.unique(largest).tolist()) == {4.0, 6.0}
+
+
+def test_a_bound_above_the_largest_magnitude_does_not_overflow():
+    grid = numerics.Float.from_dtype("float4_e2m1fn")
+    top = float(jnp.finfo(jnp.float32).max)
+    x = jnp.array([[top] * 3, [jnp.inf, 1, 1], [-top, 0, 0]])
+    high = MseSearch((1.5,)).range(x, (1,), grid, ()).high
+    assert high[:, 0].tolist() == [top, np.inf, top]
+
+
 def test_scales_do_not_change_the_choice():
     x = normal((20, 64))
     wanted = chosen(x, GRIDS["int4"])
@@ -170,7 +189,7 @@ def test_memory_does_not_grow_with_the_candidates():
 @pytest.mark.parametrize("search", [MseSearch, SnrSearch])
 def test_refuses(search):
     name = search.__name__
-    for bad in ((), (0.5, 1.5), (0.0, 1.0), (float("nan"),)):
+    for bad in ((), (0.5, 2.5), (0.0, 1.0), (float("nan"),)):
         with pytest.raises(ValueError, match=rf"{name}\.candidates"):
             search(bad)
     for bad in (None, 0.5, "0.5", (True,), (None, 1.0)):
