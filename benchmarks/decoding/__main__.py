@@ -85,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for kind, found in rows(name, dtype, sizes):
                     cells = [_percent(found.get(x)) for x in comparisons.NAMES]
                     drawn.add_row(name, dtype, kind, *cells)
+                    report(name, f"{dtype}, {kind}: {' '.join(cells)}")
     console.print("Log-probabilities equal to those of training, %")
     console.print(drawn)
     for letter, text in comparisons.NAMES.items():
@@ -94,9 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _percent(fraction: float | None) -> str:
-    """Shows a fraction, and 100 only where every bit is equal."""
+    """Shows a fraction, and 100 only where every bit is equal.
+
+    >>> _percent(1.0), _percent(0.9999), _percent(None)
+    ('100', '99.9', '-')
+    """
     if fraction is None:
-        return ""
+        return "-"
     if fraction == 1:
         return "100"
     return f"{min(100 * fraction, 99.9):.1f}"
