@@ -10,21 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import aqtlite
-from aqtlite import config, numerics
+from aqtlite import config, kv_cache
 from aqtlite.demo.model import Transformer
 
 TEMPERATURE = 0.7
 
 
 def cache_config(dtype: str) -> config.DotGeneral | None:
-    """The config of a KV cache of "int8" or "int4"; None for "float32".
-
-    Queries and probabilities have 8 bits.
-    """
+    """The config of a KV cache of "int8", "int4" or "int3"; None for "float32"."""
     if dtype == "float32":
         return None
-    cached = numerics.IntSymmetric(bits=int(dtype.removeprefix("int")))
-    return config.update(config.qat(8), {"fwd.rhs.numerics": cached})
+    return kv_cache.config_for(int(dtype.removeprefix("int")))
 
 
 def init_cache(model: Transformer, batch: int = 1) -> Any:

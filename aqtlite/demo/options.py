@@ -24,7 +24,7 @@ EXAMPLES = """\
   aqtlite demo --fwd-bits 4          4-bit forward, 8-bit backward
 """
 
-CACHES = ("float32", "int8", "int4")
+CACHES = ("float32", "int8", "int4", "int3")
 """Dtypes of a KV cache."""
 
 PROMPT_FRACTION = 4

@@ -8,7 +8,7 @@ as pytrees and put the results back. `aqtlite.flax` exports the names for Linen,
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
 from aqtlite.flax.linen.biases import correct_biases
-from aqtlite.flax.linen.cache import QuantizedCache
+from aqtlite.flax.linen.cache import QuantizedCache, map_caches
 from aqtlite.flax.linen.calibrate import (
     calibrate,
     calibrate_in_float,
@@ -51,6 +51,7 @@ __all__ = [
     "correct_biases",
     "fold_batch_norm",
     "inject_dot_general",
+    "map_caches",
     "merge_statistics",
     "promote_dtype",
     "quantize_model",

@@ -15,8 +15,7 @@ Gradients pass through the rounding of keys and values as through that of any op
 `aqtlite.flax.QuantizedCache` puts the cache into Flax layers.
 
 >>> import jax.numpy as jnp
->>> from aqtlite import config
->>> cfg = config.qat(8)
+>>> cfg = config_for(8)
 >>> cache = empty((2, 16, 4, 8), jnp.float32, cfg)
 >>> cache = append(cache, jnp.ones((2, 1, 4, 8)), jnp.ones((2, 1, 4, 8)), cfg)
 >>> attend(jnp.ones((2, 1, 4, 8)), cache, cfg).shape
@@ -26,6 +25,31 @@ Read `cache` first.
 """
 
 from aqtlite.kv_cache.attention import attend, attend_uncached
-from aqtlite.kv_cache.cache import KVCache, append, check_config, empty
+from aqtlite.kv_cache.cache import KVCache, append, empty
+from aqtlite.kv_cache.configs import check_config, config_for
+from aqtlite.kv_cache.packed import Packed
+from aqtlite.kv_cache.sequences import (
+    concatenate,
+    grow,
+    insert,
+    positions,
+    take,
+    truncate,
+)
 
-__all__ = ["KVCache", "append", "attend", "attend_uncached", "check_config", "empty"]
+__all__ = [
+    "KVCache",
+    "Packed",
+    "append",
+    "attend",
+    "attend_uncached",
+    "check_config",
+    "concatenate",
+    "config_for",
+    "empty",
+    "grow",
+    "insert",
+    "positions",
+    "take",
+    "truncate",
+]

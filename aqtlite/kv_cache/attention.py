@@ -1,5 +1,6 @@
 """Dot-product attention to quantized keys and values."""
 
+import dataclasses
 from typing import Any, cast
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from aqtlite import config
 from aqtlite.contraction.einsum import einsum
 from aqtlite.kv_cache import cache as cache_lib
+from aqtlite.kv_cache import configs, quantizing, rotation, slots
 from aqtlite.kv_cache.cache import KVCache
 from aqtlite.qtensor.qtensor import QTensor
 
@@ -17,33 +19,46 @@ def attend(
     cache: KVCache,
     cfg: config.DotGeneral,
     mask: jax.Array | None = None,
+    scale: float | None = None,
 ) -> jax.Array:
     """Causal dot-product attention of the last positions to all positions written.
 
     With fewer key heads than query heads (grouped-query attention), each key head
-    serves a group of consecutive query heads.
+    serves a group of consecutive query heads. What is not attended to does not matter,
+    even if it is NaN.
 
     Args:
         query: queries of the positions written last, ``(*batch, positions, query heads,
-            depth)``; each position attends to itself and to all earlier ones.
+            depth)``; each position attends to itself and to all earlier ones, or to
+            those in the window of the cache.
         cache: cache that already holds the keys and values of these positions.
         cfg: config that the cache was made with.
         mask: True where attended; broadcasts to ``(*batch, query heads, positions,
-            length)``.
+            length)``, with a column for each slot of the cache
+            (`aqtlite.kv_cache.positions`).
+        scale: factor of the scores, which are float32, as in
+            `jax.nn.dot_product_attention` and NNX's attention, which take ``1 /
+            sqrt(depth)``. None: the queries are divided by ``sqrt(depth)`` before they
+            are quantized, and scores have their dtype, as in Linen's attention.
 
     Returns:
         ``(*batch, positions, query heads, value depth)``, in the dtype of `query`.
 
     Raises:
-        TypeError: if a gradient is asked with respect to keys and values of a cache
-            without `KVCache.floats`.
+        TypeError: if `query` is not floating, or if a gradient is asked with respect to
+            keys and values of a cache without `KVCache.floats`.
         ValueError: if a shape does not match, or the cache is of another config.
     """
     cache = cache_lib.checked(cache, cfg)
-    positions = cache.index - query.shape[-3] + jnp.arange(query.shape[-3])
-    causal = jnp.arange(cache.length) <= positions[:, None]
-    masks = (causal,) if mask is None else (mask, causal)
-    return _attend(query, *cache_lib.differentiable(cache), cfg, masks)
+    keys, values = cache_lib.differentiable(cache)
+    _check_query(query, keys)
+    count, index = query.shape[-3], cache.index
+    cache_lib.check_count(cache, count)
+    seen = slots.seen(index, count, cache.length, cache.window)
+    if index.ndim:  # The same for all heads.
+        seen = seen[..., None, :, :]
+    masks = (seen,) if mask is None else (mask, seen)
+    return _attend(query, keys, values, cfg, masks, scale)
 
 
 def attend_uncached(
@@ -52,6 +67,7 @@ def attend_uncached(
     value: jax.Array,
     cfg: config.DotGeneral,
     mask: jax.Array | None = None,
+    scale: float | None = None,
 ) -> jax.Array:
     """Dot-product attention to keys and values quantized as in a cache.
 
@@ -61,13 +77,15 @@ def attend_uncached(
         value: values, ``(*batch, length, heads, value depth)``.
         cfg: config of the cache.
         mask: as for `attend`; without one, every position attends to all.
+        scale: as for `attend`.
     """
     masks = () if mask is None else (mask,)
     keys, values = (
-        cache_lib.quantize_keys(key, cfg),
-        cache_lib.quantize_values(value, cfg),
+        quantizing.quantize_keys(key, cfg),
+        quantizing.quantize_values(value, cfg),
     )
-    return _attend(query, keys, values, cfg, masks)
+    _check_query(query, keys)
+    return _attend(query, keys, values, cfg, masks, scale)
 
 
 def _attend(
@@ -76,38 +94,113 @@ def _attend(
     value: QTensor,
     cfg: config.DotGeneral,
     masks: tuple[jax.Array, ...],
+    scale: float | None,
 ) -> jax.Array:
+    dtype, depth, length = query.dtype, query.shape[-1], key.shape[-3]
+    if scale is None:
+        query = query / jnp.sqrt(depth).astype(dtype)
+    of_scores = dtype if scale is None else jnp.promote_types(dtype, jnp.float32)
+    scores = _scores(query, key, cfg, of_scores)
+    if scale is not None:
+        scores = scores * jnp.asarray(scale, scores.dtype)
+    heads, group, count, _ = scores.shape[-4:]
+    # A probability of zero times a scale of NaN would be NaN.
+    is_nan = jnp.isnan(value.scale)
+    value = dataclasses.replace(value, scale=jnp.where(is_nan, 0, value.scale))
+    scores = jnp.where(_by_score(is_nan, value, heads), jnp.nan, scores)
+    for mask in masks:
+        mask = _by_group(mask, heads, group, (count, length))
+        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    probabilities = jax.nn.softmax(scores).astype(dtype)
+    return _weighted(probabilities, value, cfg)
+
+
+def _scores(
+    query: jax.Array, key: QTensor, cfg: config.DotGeneral, dtype: Any
+) -> jax.Array:
+    """Products of queries and keys, ``(*batch, heads, group, positions, length)``."""
     *batch, count, query_heads, depth = query.shape
-    heads = key.shape[-2]
-    if (*batch, depth) != (*key.shape[:-3], key.shape[-1]) or query_heads % heads:
+    parts = depth // key.shape[-1]
+    heads = key.shape[-2] // parts
+    group = query_heads // heads
+    rotated = rotation.rotated(query, cfg.fwd.rotation)
+    if not cfg.fwd.lhs.is_quantized:
+        rotated = rotated.astype(query.dtype)
+    by_part = rotated.reshape(*batch, count, heads, group, parts, key.shape[-1])
+    by_part = jnp.swapaxes(by_part, -3, -2)
+    key, axes = _as_stored(key)
+    scores: Any = einsum(
+        f"...qhgd,...{axes}->...hgqk",
+        by_part.reshape(*batch, count, heads * parts, group, depth // parts),
+        key,
+        cfg=configs.of_sums(cfg),
+        preferred_element_type=dtype,
+    )
+    if parts > 1:
+        scores = scores.reshape(*batch, heads, parts, *scores.shape[-3:]).sum(-4)
+    return cast(jax.Array, scores)
+
+
+def _weighted(
+    probabilities: jax.Array, value: QTensor, cfg: config.DotGeneral
+) -> jax.Array:
+    """Sums of values, ``(*batch, positions, query heads, depth)``."""
+    *batch, heads, group, count, _ = probabilities.shape
+    dtype, how = probabilities.dtype, cfg.fwd.rotation
+    size, parts = value.shape[-1], value.shape[-2] // heads
+    value, axes = _as_stored(value)
+    out: Any = einsum(
+        f"...hgqk,...{axes}->...qhgd",
+        probabilities if parts == 1 else jnp.repeat(probabilities, parts, -4),
+        value,
+        cfg=config.for_values(configs.of_sums(cfg)),
+        preferred_element_type=(
+            dtype if how is None else jnp.promote_types(dtype, jnp.float32)
+        ),
+    )
+    out = out.reshape(*batch, count, heads, parts, group, size)
+    out = jnp.swapaxes(out, -3, -2)
+    out = out.reshape(*batch, count, heads * group, parts * size)
+    return cast(jax.Array, rotation.rotated_back(out, how).astype(dtype))
+
+
+def _check_query(query: jax.Array, key: QTensor) -> None:
+    """Raises TypeError or ValueError unless a query fits the keys."""
+    if not jnp.issubdtype(query.dtype, jnp.floating):
+        raise TypeError(
+            f"query must be floating, got {query.dtype} of shape {query.shape}"
+        )
+    size = key.shape[-1]
+    fits = query.ndim == key.ndim and query.shape[:-3] == key.shape[:-3]
+    groups = query.shape[-1] // size if fits and size else 0
+    if (
+        not groups
+        or query.shape[-1] % size
+        or key.shape[-2] % groups
+        or query.shape[-2] % (key.shape[-2] // groups)
+    ):
         raise ValueError(
             f"query of shape {query.shape} does not fit keys of shape {key.shape}: "
             "batch axes and depth are to be equal, and the heads of the query a "
             "multiple of those of the keys"
         )
-    cfg = cfg.for_serving()
-    group = query_heads // heads
-    query = query / jnp.sqrt(depth).astype(query.dtype)
-    grouped = query.reshape(*batch, count, heads, group, depth)
-    scores: Any = einsum(
-        "...qhgd,...khd->...hgqk",
-        grouped,
-        key,
-        cfg=cfg,
-        preferred_element_type=jnp.float32,
-    )
-    for mask in masks:
-        mask = _by_group(mask, heads, group, (count, key.shape[-3]))
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    out: Any = einsum(
-        "...hgqk,...khd->...qhgd",
-        jax.nn.softmax(scores),
-        value,
-        cfg=config.for_values(cfg),
-        preferred_element_type=query.dtype,
-    )
-    out = out.reshape(*batch, count, query_heads, value.shape[-1])
-    return cast(jax.Array, out)
+
+
+def _as_stored(q: QTensor) -> tuple[QTensor, str]:
+    """Keys or values in the order of storage, and the names of their last three axes.
+
+    An einsum of other axes would copy what was unpacked.
+    """
+    order = range(q.ndim) if q.order is None else q.order
+    return q.as_stored(), "".join("khd"[axis - q.ndim + 3] for axis in order[-3:])
+
+
+def _by_score(is_nan: jax.Array, value: QTensor, heads: int) -> jax.Array:
+    """Lays out what holds for scales of values as scores: by head and position."""
+    is_nan = is_nan.transpose(value.stored_axes)[..., 0]
+    *batch, length, _ = is_nan.shape
+    by_head = is_nan.reshape(*batch, length, heads, -1).any(-1)
+    return jnp.swapaxes(by_head, -1, -2)[..., None, None, :]
 
 
 def _by_group(

@@ -2,16 +2,17 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config
-from aqtlite.contraction import refused_gradient, straight_through
-from aqtlite.operations import OperandAxes
-from aqtlite.qtensor import shape_operations
+from aqtlite import config, lowering
+from aqtlite.contraction import refused_gradient
+from aqtlite.kv_cache import configs, packed, quantizing, slots
+from aqtlite.kv_cache.packed import Packed
 from aqtlite.qtensor.qtensor import QTensor
 
 _WIDENED = {np.dtype("int4"): np.dtype("int8"), np.dtype("uint4"): np.dtype("uint8")}
@@ -26,10 +27,13 @@ _LOST = (
 """Message for gradients that a cache has lost; see `KVCache.floats`."""
 
 
+Stored = QTensor | Packed
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["key", "value", "index"],
-    meta_fields=[],
+    meta_fields=["window"],
     drop_fields=["floats"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +50,18 @@ class KVCache:
     (1, (2, 16, 4, 8), 128)
     """
 
-    key: QTensor
+    key: Stored
     """Keys, ``(*batch, length, heads, depth)``, stored as ``(*batch, heads, depth,
-    length)``, the fastest order for their contraction."""
+    length)``, the fastest order for their contraction. Groups of channels with scales
+    of their own (``fwd.rhs.blocks``) are heads here."""
 
-    value: QTensor
+    value: Stored
     """Values, ``(*batch, length, heads, depth)``, stored as ``(*batch, heads, length,
-    depth)``."""
+    depth)``, or as keys are if they are packed."""
 
     index: jax.Array
-    """Number of positions written, int32 scalar."""
+    """Number of positions written: an int32 scalar, or ``(*batch,)``, one for each
+    sequence (`aqtlite.kv_cache.truncate` makes it so)."""
 
     floats: tuple[jax.Array, jax.Array] | None = None
     """Float keys and values, stored like the rounded ones: they take the gradient of
@@ -63,57 +69,14 @@ class KVCache:
     a cache that leaves a transformation, such as `jax.jit` or `jax.lax.scan`, or a
     Flax layer, has lost them, and gradients of what was written before are refused."""
 
+    window: int | None = None
+    """Number of last positions that are attended to. The cache is then a ring, in which
+    new positions take the place of the oldest. None: all positions, and no ring."""
+
     @property
     def length(self) -> int:
         """Number of positions the cache holds."""
         return self.key.shape[-3]
-
-
-def check_config(cfg: config.DotGeneral) -> None:
-    """Raises ValueError unless a cache can be quantized by ``cfg.fwd.rhs``.
-
-    Args:
-        cfg: config of both contractions, in which queries and probabilities are lhs.
-    """
-    tensor = cfg.fwd.rhs
-    if not tensor.is_quantized or tensor.use_fake_quant:
-        raise ValueError(
-            "fwd.rhs is what keys and values are quantized by, and "
-            f"{tensor!r} leaves them in float; give it numerics, as "
-            "config.qat(8) and config.weight_only(8) do"
-        )
-    if tensor.blocks is not None or tensor.calib_shared_axes is not None:
-        raise ValueError(
-            "a KV cache has one scale for each position and head; leave "
-            f"fwd.rhs.blocks={tensor.blocks!r} and "
-            f"fwd.rhs.calib_shared_axes={tensor.calib_shared_axes!r} None"
-        )
-    for side, one in (("lhs", cfg.fwd.lhs), ("rhs", tensor)):
-        if one.calibration.has_state or one.calibration.is_learned:
-            raise ValueError(
-                f"fwd.{side}.calibration={one.calibration!r} needs statistics or "
-                "parameters, which a KV cache does not keep; take one that looks at "
-                "the array alone, such as calibration.AbsMax()"
-            )
-    if cfg.out.is_quantized:
-        raise ValueError(
-            f"out={cfg.out!r} would quantize the scores of attention; leave it float"
-        )
-    if cfg.fwd.smoothing is not None:
-        raise ValueError(
-            f"fwd.smoothing={cfg.fwd.smoothing!r} moves scales between keys and "
-            "queries, of which a KV cache has the past keys in integers; leave it None"
-        )
-    if tensor.sparsity is not None:
-        raise ValueError(
-            f"fwd.rhs.sparsity={tensor.sparsity!r} prunes weights, and would prune "
-            "keys and values; leave it None"
-        )
-    if cfg.fwd.rotation is not None:
-        raise ValueError(
-            f"fwd.rotation={cfg.fwd.rotation!r} rotates queries and keys, which a KV "
-            "cache quantizes as they are; leave it None"
-        )
 
 
 def empty(
@@ -121,6 +84,7 @@ def empty(
     dtype: jax.typing.DTypeLike,
     cfg: config.DotGeneral,
     value_depth: int | None = None,
+    window: int | None = None,
 ) -> KVCache:
     """Makes an empty cache.
 
@@ -129,25 +93,37 @@ def empty(
         dtype: dtype of keys and values.
         cfg: config; ``fwd.rhs`` quantizes keys and values.
         value_depth: depth of the values. None: the depth of the keys.
+        window: number of last positions that are attended to, at most `length`; the
+            cache is a ring, and never full. ``length - window + 1`` positions may be
+            written at once. None: no window.
 
     Raises:
-        ValueError: if `check_config` rejects the config, or the shape has fewer than 3
-            axes.
+        ValueError: if `check_config` rejects the config, the shape has fewer than 3
+            axes, or `window` is not from 1 to the length.
     """
-    check_config(cfg)
+    configs.check_config(cfg)
     if len(shape) < 3:
         raise ValueError(
             f"a KV cache has the shape (*batch, length, heads, depth), got {shape}"
         )
+    if window is not None and not 1 <= window <= shape[-3]:
+        raise ValueError(
+            f"window={window} of a KV cache is to be from 1 to its length, "
+            f"{shape[-3]}: the ring holds all positions that are attended to"
+        )
     batch = len(shape) - 3
     length, heads, depth = range(batch, batch + 3)
-    key = quantize_keys(jnp.zeros(shape, dtype), cfg)
+    key = quantizing.quantize_keys(jnp.zeros(shape, dtype), cfg).stop_gradient()
     zeros = jnp.zeros((*shape[:-1], value_depth or shape[-1]), dtype)
-    value = quantize_values(zeros, cfg)
+    value = quantizing.quantize_values(zeros, cfg).stop_gradient()
+    index = jnp.zeros((), jnp.int32)
+    if packed.is_packed(cfg.for_serving().fwd.rhs.grid):
+        return KVCache(packed.pack(key), packed.pack(value), index, window=window)
     return KVCache(
-        key.stop_gradient().stored_in((*range(batch), heads, depth, length)),
-        value.stop_gradient().stored_in((*range(batch), heads, length, depth)),
-        jnp.zeros((), jnp.int32),
+        key.stored_in((*range(batch), heads, depth, length)),
+        value.stored_in((*range(batch), heads, length, depth)),
+        index,
+        window=window,
     )
 
 
@@ -159,7 +135,8 @@ def append(
     Writing more positions than the cache has room for raises. Where `index` is not
     known, as inside `jax.jit`, only more positions than the length of the cache raise;
     other excess positions overwrite the last ones with NaN scales, which makes all
-    later attention to the cache NaN.
+    later attention to the cache NaN. Where sequences have lengths of their own, it is
+    that of the full ones. A cache with a window is never full.
 
     Args:
         cache: cache to append to.
@@ -172,73 +149,137 @@ def append(
         ValueError: if a shape does not match, if the cache is on another grid than the
             config's or stored in another dtype than the grid's, or if there is no room.
     """
-    order = cache.key.order, cache.value.order
+    order = _order_of(cache.key), _order_of(cache.value)
     cache = checked(cache, cfg)
-    _check_new("key", key, cache.key)
-    _check_new("value", value, cache.value)
+    new_key, new_value = (
+        _quantized_as(name, x, past, quantize, cfg)
+        for name, x, past, quantize in (
+            ("key", key, cache.key, quantizing.quantize_keys),
+            ("value", value, cache.value, quantizing.quantize_values),
+        )
+    )
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
             f"key of shape {key.shape} and value of shape {value.shape} differ in "
             "another axis than the last"
         )
-    positions, index = key.shape[-3], cache.index
-    if positions > cache.length:
-        raise ValueError(
-            f"key of shape {key.shape} has {positions} positions, and the KV cache of "
-            f"shape {cache.key.shape} has room for {cache.length}; initialize it with "
-            "a longer sequence, or give it fewer positions at once"
-        )
-    is_overfull = index + positions > cache.length
-    if not isinstance(is_overfull, jax.core.Tracer) and np.any(is_overfull):
-        raise ValueError(
-            f"the KV cache has room for {cache.length} positions, {index} of which are "
-            f"written, and was given {positions} more; initialize it with a longer "
-            "sequence"
-        )
-
-    def written(past: QTensor, x: jax.Array, new: QTensor, order: Any) -> QTensor:
-        new = new.astype(past.dtype)
-        scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
-        starts = [0] * (past.ndim - 3) + [index, 0, 0]
-        starts = [jnp.asarray(start, index.dtype) for start in starts]
-        # A cache widened by `widen_int4` stays in int8.
-        qvalue = new.qvalue.astype(past.qvalue.dtype)
-        new = dataclasses.replace(
-            new, qvalue=qvalue, scale=refused_gradient.marked(scale, x)
-        )
-        if past.unrounded is None:
-            new = new.stop_gradient()
-        updated = shape_operations.dynamic_update_slice(past, new, starts)
-        return dataclasses.replace(updated, order=order)
+    positions = key.shape[-3]
+    _check_room(cache, positions)
+    place = _place(cache, positions)
+    is_overfull = jnp.expand_dims(_is_overfull(cache, positions), (-3, -2, -1))
 
     arrays = jax.tree.leaves((cache, cache.floats, key, value))
-    past = cache.key, cache.value
+    past_floats: Any = (None, None)
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        past = differentiable(cache)
-    keys = written(past[0], key, quantize_keys(key, cfg), order[0])
-    values = written(past[1], value, quantize_values(value, cfg), order[1])
-    floats = keys.unrounded, values.unrounded
-    return KVCache(
-        keys.stop_gradient(),
-        values.stop_gradient(),
-        index + positions,
-        None if keys.unrounded is None else floats,
+        past_floats = differentiable(cache)
+
+    def written(
+        past: Stored, x: jax.Array, new: QTensor, floats: QTensor | None, order: Any
+    ) -> tuple[Stored, Any]:
+        scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
+        new = dataclasses.replace(new, scale=refused_gradient.marked(scale, x))
+        updated = _with_positions(past, new.stop_gradient(), place)
+        if isinstance(updated, QTensor):
+            updated = dataclasses.replace(updated, order=order)
+        if floats is None:
+            return updated, None
+        moved = new.stored_in(floats.order or tuple(range(new.ndim))).unrounded
+        return updated, place(floats.unrounded, moved, slot_axis(floats))
+
+    (keys, of_keys), (values, of_values) = (
+        written(*one)
+        for one in (
+            (cache.key, key, new_key, past_floats[0], order[0]),
+            (cache.value, value, new_value, past_floats[1], order[1]),
+        )
+    )
+    return dataclasses.replace(
+        cache,
+        key=keys,
+        value=values,
+        index=cache.index + positions,
+        floats=None if of_keys is None else (of_keys, of_values),
     )
 
 
-def quantize_keys(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
-    """Quantizes keys with one scale per position and head."""
-    axes = OperandAxes.of_contracting(x.ndim, (x.ndim - 1,))
-    return straight_through.quantized(x, cfg.for_serving().fwd.rhs, axes, "fwd.rhs")
+def check_count(cache: KVCache, positions: int) -> None:
+    """Raises ValueError for more positions at once than a cache can take."""
+    if positions > (most := cache.length - (cache.window or 1) + 1):
+        raise ValueError(
+            f"{positions} positions at once, and the KV cache of shape "
+            f"{cache.key.shape} and window {cache.window} has room for {most}; "
+            "initialize it with a longer sequence, or give it fewer positions at once"
+        )
 
 
-def quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
-    """Quantizes values as attention in training does (`config.for_values`)."""
-    tensor = cfg.for_serving().fwd.rhs
-    tensor = dataclasses.replace(tensor, calib_shared_axes="remaining")
-    *batch, length, heads, depth = range(x.ndim)
-    axes = OperandAxes((length,), (*batch, heads), (depth,))
-    return straight_through.quantized(x, tensor, axes, "fwd.rhs")
+def _check_room(cache: KVCache, positions: int) -> None:
+    """Raises ValueError if a cache has no room for more positions, as far as known."""
+    check_count(cache, positions)
+    is_overfull = _is_overfull(cache, positions)
+    if not isinstance(is_overfull, jax.core.Tracer) and np.any(is_overfull):
+        raise ValueError(
+            f"the KV cache has room for {cache.length} positions, {cache.index} of "
+            f"which are written, and was given {positions} more; initialize it with a "
+            "longer sequence, or make it longer with aqtlite.kv_cache.grow"
+        )
+
+
+def _is_overfull(cache: KVCache, positions: int) -> jax.Array:
+    if cache.window is not None:
+        return jnp.zeros_like(cache.index, bool)
+    return cache.index + positions > cache.length
+
+
+def _place(cache: KVCache, positions: int) -> Callable[..., jax.Array]:
+    """A function that writes new positions to an array: of it, them, and the axis."""
+    index, length = cache.index, cache.length
+    if index.ndim == 0 and (cache.window is None or positions == 1):
+        start = index if cache.window is None else index % length
+
+        def at_one_start(x: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+            starts = [jnp.zeros((), index.dtype)] * x.ndim
+            starts[axis] = start
+            return lowering.update_slice(x, new, starts)
+
+        return at_one_start
+    if cache.window is None:
+        first = jnp.minimum(index, length - positions)
+        where = first[..., None] + jnp.arange(positions)
+    else:
+        where = (index[..., None] + jnp.arange(positions)) % length
+    return functools.partial(_at_slots, where)
+
+
+def _at_slots(where: jax.Array, x: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+    return slots.written(x, new, axis, where)
+
+
+def _with_positions(
+    past: Stored, new: QTensor, place: Callable[..., jax.Array]
+) -> Stored:
+    """Writes new positions to the arrays of keys or values."""
+    if isinstance(past, Packed):
+        piece: Stored = packed.pack(new)
+    else:
+        piece = new.stored_in(past.order or tuple(range(past.ndim)))
+    arrays, structure = jax.tree.flatten(past)
+    # A cache widened by `widen_int4` stays in int8.
+    pieces = [
+        one.astype(x.dtype)
+        for x, one in zip(arrays, jax.tree.leaves(piece), strict=True)
+    ]
+    axis = slot_axis(past)
+    updated = [place(x, one, axis) for x, one in zip(arrays, pieces, strict=True)]
+    return jax.tree.unflatten(structure, updated)
+
+
+def slot_axis(x: Stored) -> int:
+    """The axis of the slots in stored arrays, negative."""
+    return -1 if isinstance(x, Packed) else x.stored_axes[-3] - x.ndim
+
+
+def _order_of(x: Stored) -> tuple[int, ...] | None:
+    return x.order if isinstance(x, QTensor) else None
 
 
 def differentiable(cache: KVCache) -> tuple[QTensor, QTensor]:
@@ -248,7 +289,8 @@ def differentiable(cache: KVCache) -> tuple[QTensor, QTensor]:
         TypeError: if the cache has lost them, and is differentiated.
     """
 
-    def of(q: QTensor, floats: jax.Array | None) -> QTensor:
+    def of(stored: Stored, floats: jax.Array | None) -> QTensor:
+        q = packed.unpack(stored) if isinstance(stored, Packed) else stored
         if floats is None:
             scale = refused_gradient.refused(q.scale, q.scale, _LOST)
             floats = dataclasses.replace(q, scale=scale).as_stored().dequant()
@@ -269,15 +311,22 @@ def checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
     cache = dataclasses.replace(
         cache, key=_as_mapped(cache.key), value=_as_mapped(cache.value)
     )
+    if cache.index.shape not in ((), cache.key.shape[:-3]):
+        raise ValueError(
+            f"index of shape {cache.index.shape} of a KV cache of shape "
+            f"{cache.key.shape}: it is to have the batch axes, or none"
+        )
     grid = cfg.for_serving().fwd.rhs.grid
     for name, past in (("keys", cache.key), ("values", cache.value)):
         if past.numerics not in (None, grid):
             changes = "; ".join(config.differences(past.numerics, grid))
             raise ValueError(
-                f"a KV cache of shape {past.shape} has {name} of {past.qvalue.dtype} "
-                f"on another grid than fwd.rhs.numerics of the config: {changes}; give "
+                f"a KV cache of shape {past.shape} has {name} of {past.numerics} on "
+                f"another grid than fwd.rhs.numerics of the config: {changes}; give "
                 "the config that the cache was made with"
             )
+        if isinstance(past, Packed):
+            continue
         stored, wanted = past.qvalue.dtype, grid.storage_dtype
         if stored not in (wanted, _WIDENED.get(wanted)):
             raise ValueError(
@@ -288,9 +337,9 @@ def checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
     return cache
 
 
-def _as_mapped(q: QTensor) -> QTensor:
+def _as_mapped(q: Stored) -> Stored:
     """Drops leading axes that `jax.vmap` maps from the storage order."""
-    if q.order is None or len(q.order) <= q.ndim:
+    if isinstance(q, Packed) or q.order is None or len(q.order) <= q.ndim:
         return q
     mapped = len(q.order) - q.ndim
     # Batch axes lead in the order of storage, too.
@@ -298,11 +347,23 @@ def _as_mapped(q: QTensor) -> QTensor:
     return dataclasses.replace(q, order=order)
 
 
-def _check_new(name: str, x: jax.Array, past: QTensor) -> None:
-    """Raises TypeError or ValueError unless x is floating and fits the cache."""
+def _quantized_as(
+    name: str,
+    x: jax.Array,
+    past: Stored,
+    quantize: Callable[[jax.Array, config.DotGeneral], QTensor],
+    cfg: config.DotGeneral,
+) -> QTensor:
+    """Quantizes new keys or values.
+
+    Raises:
+        TypeError: if they are not floating.
+        ValueError: if they do not fit the cache.
+    """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} must be floating, got {x.dtype} of shape {x.shape}")
-    if x.ndim != past.ndim or (*x.shape[:-3], *x.shape[-2:]) != (
+    new = quantize(x, cfg) if x.ndim == past.ndim else None
+    if new is None or (*new.shape[:-3], *new.shape[-2:]) != (
         *past.shape[:-3],
         *past.shape[-2:],
     ):
@@ -310,3 +371,4 @@ def _check_new(name: str, x: jax.Array, past: QTensor) -> None:
             f"{name} of shape {x.shape} does not fit a KV cache of shape {past.shape}: "
             "all axes but the length (the last but two) are to be equal"
         )
+    return new.astype(past.dtype)

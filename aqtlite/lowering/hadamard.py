@@ -80,6 +80,13 @@ def rotated(x: jax.Array, axis: int, order: int, seed: int) -> jax.Array:
     return block_shapes.merge(_times(axis + 1, seed, False, blocks), like=x)
 
 
+@functools.partial(jax.jit, static_argnames=("axis", "order", "seed"), inline=True)
+def rotated_back(x: jax.Array, axis: int, order: int, seed: int) -> jax.Array:
+    """Multiplies blocks along an axis with the transposed matrix of `rotated`."""
+    blocks = block_shapes.split_axis(x, axis, x.shape[axis] // order)
+    return block_shapes.merge(_times(axis + 1, seed, True, blocks), like=x)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _times(axis: int, seed: int, transposed: bool, x: jax.Array) -> jax.Array:
     """Multiplies an axis with an orthogonal matrix, or with the transposed one."""

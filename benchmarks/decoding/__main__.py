@@ -12,15 +12,13 @@ costs (`benchmarks.invariance_cost`), and what caches of few bits lose and take
 """
 
 import argparse
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 import rich.box
-from rich.console import Console
 from rich.table import Table
 
 import aqtlite
+from benchmarks import invariance_cost, kv_caches
 from benchmarks.decoding import comparisons, of_functions, of_linen, of_nnx
 from benchmarks.decoding.subjects import FLOAT, INT8, QWIX, Sizes, Subject
 from benchmarks.harness import progress, tables
@@ -40,7 +38,6 @@ if of_nnx.HAS_TUNIX:
 
 DTYPES = ("float32", "bfloat16")
 INVARIANT = f"{INT8}, invariant"
-OTHERS = ("invariance_cost", "kv_caches")
 QUICK = Sizes(layers=1, width=16, heads=2, vocabulary=8, batch=2, length=5, chunk=2)
 
 
@@ -91,7 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for letter, text in comparisons.NAMES.items():
         console.print(f"  {letter}: {text}")
     if not asked.only_bits:
-        _run_others(console, ["--quick"] if asked.quick else [])
+        costs, caches = ["--each"], []
+        if asked.quick:
+            costs, caches = ["--width", "16", "--seconds", "0.1"], ["--quick"]
+        invariance_cost.main(costs)
+        kv_caches.main(caches)
 
 
 def _percent(fraction: float | None) -> str:
@@ -105,14 +106,6 @@ def _percent(fraction: float | None) -> str:
     if fraction == 1:
         return "100"
     return f"{min(100 * fraction, 99.9):.1f}"
-
-
-def _run_others(console: Console, arguments: list[str]) -> None:
-    for name in OTHERS:
-        if importlib.util.find_spec(f"benchmarks.{name}") is None:
-            continue
-        console.print(f"\nbenchmarks.{name}")
-        importlib.import_module(f"benchmarks.{name}").main(arguments)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from benchmarks.harness import figures, timing
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
 
-CACHES = ("float32", "int8", "int4")
+CACHES = ("float32", "int8", "int4", "int3")
 
 CFG = config.fully_quantized()
 TRANSFORMER = Transformer(layers=4, width=512, heads=8, length=4096, cfg=CFG)
@@ -110,9 +110,8 @@ def token(decoder: Transformer, serving: Any) -> Callable[[], Any]:
 
 
 def cache_bytes(decoder: Transformer) -> int:
-    """Bytes on the device, where XLA packs two int4 in a byte (`nbytes` does not)."""
-    leaves = jax.tree.leaves(generate.init_cache(decoder))
-    return sum(leaf.nbytes // (2 if leaf.dtype == jnp.int4 else 1) for leaf in leaves)
+    """Bytes on the device."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(generate.init_cache(decoder)))
 
 
 def losses(model: Transformer, steps: int) -> dict[str, float]:

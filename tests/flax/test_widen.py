@@ -28,13 +28,12 @@ def test_int4_of_either_library(place):
 
 
 def test_a_widened_cache_takes_further_positions():
-    int4 = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)}
-    cfg = config.update(config.qat(8), int4)
+    cfg = AFFINE
     x = normal((2, 1, 4))
     cache = kv_cache.empty((3, 1, 4), x.dtype, cfg)
     wide = widen_int4(cache)
     cache, wide = (kv_cache.append(one, x, x, cfg) for one in (cache, wide))
-    assert (cache.key.qvalue.dtype, wide.key.qvalue.dtype) == (jnp.int4, jnp.int8)
+    assert (cache.key.qvalue.dtype, wide.key.qvalue.dtype) == (jnp.uint4, jnp.uint8)
     assert_same(wide.key.dequant(), cache.key.dequant())
 
 

@@ -1,7 +1,7 @@
 """A quantized KV cache for Flax's attention layers."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,11 @@ COLLECTION = "cache"
 _KEY, _VALUE, _INDEX = "cached_key", "cached_value", "cache_index"
 """Names of the variables in Flax's own cache."""
 
+_RING_INDEX = "ring_index"
+"""Name of the index of a cache with a window, which may be larger than its length."""
+
+_STORED = QTensor, kv_cache.Packed
+
 
 @dataclasses.dataclass(frozen=True)
 class QuantizedCache:
@@ -25,7 +30,7 @@ class QuantizedCache:
     Pass it as `attention_fn=` of `nn.MultiHeadDotProductAttention`, instead of
     ``decode=True``, or call it once per module in your own attention layer. The
     parameters of the layer, and the names of the variables in the collection "cache",
-    are Flax's; keys and values are `QTensor`s.
+    are Flax's; keys and values are `QTensor`s, or packed (`aqtlite.kv_cache.Packed`).
 
     Like Flax's own cache, it is created by `init` with the length of the sequence given
     to `init`. A call of ``apply(..., mutable=["cache"])`` then takes the next
@@ -49,7 +54,12 @@ class QuantizedCache:
 
     cfg: config.DotGeneral = dataclasses.field(default_factory=config.qat)
     """Config of the contractions of queries with keys, and probabilities with values:
-    ``fwd.rhs`` quantizes the cache, ``fwd.lhs`` the queries and probabilities."""
+    ``fwd.rhs`` quantizes the cache, ``fwd.lhs`` the queries and probabilities.
+    `aqtlite.kv_cache.config_for` makes one of 8, 4 or 3 bits."""
+
+    window: int | None = None
+    """Number of last positions that are attended to; None for all. The cache is a ring,
+    of the length of the sequence given to `init`."""
 
     def __post_init__(self):
         if not isinstance(self.cfg, config.DotGeneral):
@@ -100,9 +110,9 @@ class QuantizedCache:
             )
         scope = _scope()
         if not scope.has_variable(COLLECTION, _KEY):
-            _make(scope, key, value, self.cfg)
+            _make(scope, key, value, self.cfg, self.window)
             return kv_cache.attend_uncached(query, key, value, self.cfg, mask)
-        cache = _read(scope)
+        cache = _read(scope, self.window)
         if scope.get_flag("initializing", False):
             raise ValueError(
                 f"{path_of(scope)} calls QuantizedCache a second time in init, and has "
@@ -136,7 +146,11 @@ def _scope() -> Scope:
 
 
 def _make(
-    scope: Scope, key: jax.Array, value: jax.Array, cfg: config.DotGeneral
+    scope: Scope,
+    key: jax.Array,
+    value: jax.Array,
+    cfg: config.DotGeneral,
+    window: int | None,
 ) -> None:
     """Creates an empty cache with the length of this sequence."""
     if not scope.is_mutable_collection(COLLECTION):
@@ -145,25 +159,83 @@ def _make(
             "it by model.init with a sequence of the longest length, and apply with "
             f"mutable=['{COLLECTION}']"
         )
-    _write(scope, kv_cache.empty(key.shape, key.dtype, cfg, value.shape[-1]))
+    made = kv_cache.empty(key.shape, key.dtype, cfg, value.shape[-1], window)
+    _write(scope, made)
 
 
-def _read(scope: Scope) -> KVCache:
+def _index_name(window: int | None) -> str:
+    return _INDEX if window is None else _RING_INDEX
+
+
+def _read(scope: Scope, window: int | None) -> KVCache:
     key, value, index = (
-        scope.get_variable(COLLECTION, name) for name in (_KEY, _VALUE, _INDEX)
+        scope.get_variable(COLLECTION, name)
+        for name in (_KEY, _VALUE, _index_name(window))
     )
-    if not isinstance(key, QTensor) or not isinstance(value, QTensor):
+    if index is None:
+        raise ValueError(
+            f"the cache of {path_of(scope)} was made with another window than "
+            f"QuantizedCache.window={window}; initialize it with this one"
+        )
+    if not isinstance(key, _STORED) or not isinstance(value, _STORED):
         raise TypeError(
             f"'{_KEY}' of {path_of(scope)} is an array, as Flax's own cache keeps it: "
             "QuantizedCache goes in place of decode=True, and has a cache of its own"
         )
-    return KVCache(key, value, index)
+    return KVCache(key, value, index, window=window)
 
 
 def _write(scope: Scope, cache: KVCache) -> None:
     scope.put_variable(COLLECTION, _KEY, cache.key)
     scope.put_variable(COLLECTION, _VALUE, cache.value)
-    scope.put_variable(COLLECTION, _INDEX, cache.index)
+    scope.put_variable(COLLECTION, _index_name(cache.window), cache.index)
+
+
+def map_caches(
+    change: Callable[[KVCache], KVCache],
+    collection: Any,
+    window: int | None = None,
+) -> Any:
+    """Changes each quantized cache in a collection "cache".
+
+    >>> import flax.linen as nn, jax.numpy as jnp
+    >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=QuantizedCache())
+    >>> cache = layer.init(jax.random.key(0), jnp.ones((3, 16, 8)))["cache"]
+    >>> cache = map_caches(lambda one: kv_cache.truncate(one, [4, 2, 0]), cache)
+    >>> cache["cache_index"].tolist()
+    [0, 0, 0]
+
+    Args:
+        change: function of a `KVCache`, such as `kv_cache.truncate` or
+            `kv_cache.grow` with their other arguments.
+        collection: the collection "cache", or a part of it.
+        window: that of `QuantizedCache`.
+
+    Returns:
+        The collection, with all other variables as they are.
+
+    Raises:
+        ValueError: if a cache was made with a window and none is given, or the other
+            way round.
+    """
+    if not isinstance(collection, Mapping):
+        return collection
+    if not isinstance(collection.get(_KEY), _STORED):
+        return {
+            name: map_caches(change, node, window) for name, node in collection.items()
+        }
+    index = _index_name(window)
+    if index not in collection:
+        raise ValueError(
+            f"window={window} is not that of a cache with variables {set(collection)}; "
+            "give the one of QuantizedCache"
+        )
+    cache = KVCache(
+        collection[_KEY], collection[_VALUE], collection[index], window=window
+    )
+    after = change(cache)
+    made = {_KEY: after.key, _VALUE: after.value, index: after.index}
+    return {**collection, **made}
 
 
 def check_room(collection: Any, path: tuple[str, ...] = ()) -> None:
@@ -183,7 +255,7 @@ def check_room(collection: Any, path: tuple[str, ...] = ()) -> None:
         return
     key, index = collection.get(_KEY), collection.get(_INDEX)
     if (
-        isinstance(key, QTensor)
+        isinstance(key, _STORED)
         and isinstance(index, jax.Array)
         and not isinstance(index, jax.core.Tracer)
         and index.ndim == 0

@@ -13,6 +13,7 @@ from flax import serialization
 
 from aqtlite.calibration import Statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.kv_cache import Packed
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
@@ -24,6 +25,7 @@ from aqtlite.quantization.stored_statistics import restored_statistics
 
 _ARRAYS: dict[type, tuple[str, ...]] = {
     QTensor: ("qvalue", "scale", "zero_point", "unrounded", "sums"),
+    Packed: ("packed", "scale"),
     FixedScale: ("scale", "zero_point"),
     Statistics: ("batches", "state"),
     SecondMoment: ("batches", "moment"),

@@ -7,6 +7,7 @@ weights of both. Read `quantize` first.
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.nnx.biases import correct_biases
+from aqtlite.flax.nnx.cache import QuantizedCache
 from aqtlite.flax.nnx.calibrate import calibrate, calibrate_in_float
 from aqtlite.flax.nnx.convert import convert, convert_in_place
 from aqtlite.flax.nnx.injection import (
@@ -38,6 +39,7 @@ __all__ = [
     "Frozen",
     "GradientStatistics",
     "Quantization",
+    "QuantizedCache",
     "QuantizedModel",
     "Statistics",
     "calibrate",

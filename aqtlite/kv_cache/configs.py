@@ -1,0 +1,84 @@
+"""Configs of attention to a KV cache."""
+
+import dataclasses
+from typing import Any
+
+from aqtlite import config, numerics
+
+
+def config_for(bits: int = 8) -> config.DotGeneral:
+    """A config for keys and values of some bits; queries and probabilities have 8.
+
+    Below 8 bits, queries, keys and values are rotated (`config.Hadamard`), so that
+    channels with outliers do not make the others coarse.
+
+    >>> cfg = config_for(4)
+    >>> cfg.fwd.rhs.numerics.bits, cfg.fwd.lhs.numerics.bits, cfg.fwd.rotation
+    (4, 8, Hadamard())
+
+    Args:
+        bits: width of keys and values. 2 to 4 bits are packed into bytes.
+
+    Raises:
+        TypeError: if `bits` is not an int.
+        ValueError: if `bits` is out of the range of `numerics.IntSymmetric`.
+    """
+    changes: dict[str, Any] = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=bits)}
+    if bits < 8:
+        changes["fwd.rotation"] = config.Hadamard()
+    return config.update(config.qat(8), changes)
+
+
+def check_config(cfg: config.DotGeneral) -> None:
+    """Raises ValueError unless a cache can be quantized by ``cfg.fwd.rhs``.
+
+    Args:
+        cfg: config of both contractions, in which queries and probabilities are lhs.
+    """
+    tensor = cfg.fwd.rhs
+    if not tensor.is_quantized or tensor.use_fake_quant:
+        raise ValueError(
+            "fwd.rhs is what keys and values are quantized by, and "
+            f"{tensor!r} leaves them in float; give it numerics, as "
+            "config.qat(8) and config.weight_only(8) do"
+        )
+    if tensor.calib_shared_axes is not None:
+        raise ValueError(
+            "a KV cache has scales for each position and head; leave "
+            f"fwd.rhs.calib_shared_axes={tensor.calib_shared_axes!r} None"
+        )
+    blocks = tensor.blocks
+    if blocks is not None and (blocks.pad or blocks.remaining_size != 1):
+        raise ValueError(
+            f"fwd.rhs.blocks={blocks!r}: a KV cache has scales for groups of channels "
+            "that divide a head, at each position; set size or count, and perhaps fit"
+        )
+    for side, one in (("lhs", cfg.fwd.lhs), ("rhs", tensor)):
+        if one.calibration.has_state or one.calibration.is_learned:
+            raise ValueError(
+                f"fwd.{side}.calibration={one.calibration!r} needs statistics or "
+                "parameters, which a KV cache does not keep; take one that looks at "
+                "the array alone, such as calibration.AbsMax()"
+            )
+    if cfg.out.is_quantized:
+        raise ValueError(
+            f"out={cfg.out!r} would quantize the scores of attention; leave it float"
+        )
+    if cfg.fwd.smoothing is not None:
+        raise ValueError(
+            f"fwd.smoothing={cfg.fwd.smoothing!r} moves scales between keys and "
+            "queries, of which a KV cache has the past keys in integers; leave it None"
+        )
+    if tensor.sparsity is not None:
+        raise ValueError(
+            f"fwd.rhs.sparsity={tensor.sparsity!r} prunes weights, and would prune "
+            "keys and values; leave it None"
+        )
+
+
+def of_sums(cfg: config.DotGeneral) -> config.DotGeneral:
+    """The config of the contractions, of what is rotated and grouped already."""
+    cfg = cfg.for_serving()
+    rhs = dataclasses.replace(cfg.fwd.rhs, blocks=None)
+    fwd = dataclasses.replace(cfg.fwd, rhs=rhs, rotation=None)
+    return dataclasses.replace(cfg, fwd=fwd)

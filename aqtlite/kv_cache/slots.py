@@ -1,0 +1,62 @@
+"""The slots of a cache: where positions are written, and which of them are seen.
+
+A cache without a window has position p in slot p. With one, it is a ring of `length`
+slots, and has position p in slot ``p mod length``, until a later one takes its place.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def positions_in(index: jax.Array, length: int, window: int | None) -> jax.Array:
+    """The position in each slot, int32; -1 where none is written.
+
+    Args:
+        index: number of positions written, int32 of any shape.
+        length: number of slots.
+        window: window of the attention; None for none.
+
+    Returns:
+        ``(*index.shape, length)``.
+    """
+    slots, index = jnp.arange(length, dtype=jnp.int32), index[..., None]
+    if window is None:
+        return jnp.where(slots < index, slots, -1)
+    last = index - 1
+    return jnp.maximum(last - (last - slots) % length, -1)
+
+
+def seen(index: jax.Array, count: int, length: int, window: int | None) -> jax.Array:
+    """Which slots the last positions attend to: ``(*index.shape, count, length)``.
+
+    Args:
+        index: as in `positions_in`.
+        count: number of last positions.
+        length: number of slots.
+        window: as in `positions_in`.
+    """
+    queries = (index[..., None] - count + jnp.arange(count))[..., None]
+    if window is None:
+        return jnp.arange(length) <= queries
+    held = positions_in(index, length, window)[..., None, :]
+    return (held >= 0) & (held <= queries) & (held > queries - window)
+
+
+def written(x: jax.Array, new: jax.Array, axis: int, slots: jax.Array) -> jax.Array:
+    """Writes new positions to their slots.
+
+    Args:
+        x: array of a cache.
+        new: array of the new positions.
+        axis: axis of the slots, negative.
+        slots: slot of each new position, ``(*batch, positions)`` or ``(positions,)``.
+    """
+    after = (slice(None),) * (-axis - 1)
+
+    def one(x: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+        at = x.at[(..., slots, *after)]
+        return at.set(new, unique_indices=True, mode="promise_in_bounds")
+
+    for _ in range(slots.ndim - 1):
+        one = jax.vmap(one)
+    return one(x, new, slots)
