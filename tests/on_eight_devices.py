@@ -851,3 +851,18 @@ def test_the_page_on_several_devices(tmp_path):
     program.write_text(code)
     names = runpy.run_path(str(program))
     assert names["mesh"].shape == {"data": 8, "model": 1}
+
+
+def test_invariant_training_shards_over_data():
+    def loss(w, x):
+        out = jax.nn.log_softmax(STOCHASTIC(x, w, MATMUL))
+        return jnp.mean(out * out), out
+
+    step = jax.jit(aqtlite.invariant(jax.value_and_grad(loss, has_aux=True)))
+    whole = step(W, X)
+    rows = jax.device_put(X, NamedSharding(AUTO, P("d")))
+    assert_equal(step(W, rows), whole)
+    forward = shard_map(
+        lambda x: loss(W, x)[1], mesh=AUTO, in_specs=P("d"), out_specs=P("d")
+    )
+    assert_equal(jax.jit(aqtlite.invariant(forward))(rows), whole[0][1])

@@ -6,87 +6,24 @@ single precision), within 2 units in the last place; each product and quotient g
 through a barrier, and sums are exact operations of IEEE 754.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.invariance.arithmetic import (
+    Written,
+    div,
+    mul,
+    polynomial,
+    sqrt,
+    where,
+)
 from aqtlite.invariance.rounding import barrier
-from aqtlite.lowering.elementwise import ElementwiseOnTarget
 
 _f = np.float32
 _LN2 = _f(0.693145751953125), _f(1.428606820309417e-06)  # 15 bits, and the rest
-
-
-@dataclasses.dataclass(frozen=True)
-class Written(ElementwiseOnTarget):
-    """A function of `jax.lax`, evaluated in a form with one result everywhere."""
-
-    plain: Callable[..., jax.Array]
-    """The function."""
-
-    form: Callable[..., jax.Array]
-
-    slopes: Callable[..., Sequence[jax.Array]] | None = None
-    """Function from the result and the arguments to the derivatives by these, made of
-    the result and of such functions; None for those of `plain`."""
-
-    def __repr__(self) -> str:
-        return f"Written({self.plain.__name__})"
-
-    def reference(self, *args):
-        return self.plain(*args)
-
-    def lowered(self, target, *args):
-        del target
-        return self.form(*args)
-
-    def tangent(self, out, args, tangents):
-        if self.slopes is None:
-            return super().tangent(out, args, tangents)
-        parts = map(jnp.multiply, tangents, self.slopes(out, *args))
-        return functools.reduce(jnp.add, parts)
-
-
-def _where(condition, x, y):
-    x, y = (
-        one if isinstance(one, jax.Array) else lax.full_like(condition, one, one.dtype)
-        for one in (x, y)
-    )
-    return lax.select(condition, x, y)
-
-
-def _mul(x, y):
-    return barrier(lax.mul(x, y))
-
-
-def _div(x, y):
-    # XLA multiplies by the reciprocal of a divisor that it knows, or that is an
-    # element repeated; of this one it does not see that it is `y`.
-    bits = lax.bitcast_convert_type(barrier(y), jnp.uint32)
-    sign = lax.bitcast_convert_type(lax.abs(x), jnp.uint32) >> np.uint32(31)
-    divisor = lax.bitcast_convert_type(lax.bitwise_xor(bits, sign), jnp.float32)
-    return barrier(lax.div(x, divisor))
-
-
-def _sqrt(x):
-    return barrier(lax.sqrt(barrier(x)))
-
-
-def _rsqrt(x):
-    return _div(lax.full_like(x, 1), _sqrt(x))
-
-
-def _polynomial(x, coefficients: Sequence[float]):
-    """A polynomial by Horner's rule, from its highest coefficient."""
-    out = lax.full_like(x, coefficients[0])
-    for one in coefficients[1:]:
-        out = _mul(out, x) + _f(one)
-    return out
 
 
 _EXP = (
@@ -98,9 +35,9 @@ _EXP = (
 def _reduced_exp(x):
     """Returns n and ``exp(r) - 1`` for ``x = n log(2) + r``."""
     bounded = lax.clamp(_f(-104), x, _f(90))
-    n = lax.round(_mul(bounded, _f(1 / np.log(2))), lax.RoundingMethod.TO_NEAREST_EVEN)
-    r = (bounded - _mul(n, _LN2[0])) - _mul(n, _LN2[1])
-    return n.astype(jnp.int32), _mul(_mul(_polynomial(r, _EXP), r), r) + r
+    n = lax.round(mul(bounded, _f(1 / np.log(2))), lax.RoundingMethod.TO_NEAREST_EVEN)
+    r = (bounded - mul(n, _LN2[0])) - mul(n, _LN2[1])
+    return n.astype(jnp.int32), mul(mul(polynomial(r, _EXP), r), r) + r
 
 
 def _power_of_two(n):
@@ -112,27 +49,27 @@ def _exp(x):
     n, less_one = _reduced_exp(x)
     # In two steps, since 2^n may be too large or too small for a normal number.
     half = n >> 1
-    y = _mul(_mul(less_one + _f(1), _power_of_two(half)), _power_of_two(n - half))
-    return _where(x != x, x, y)
+    y = mul(mul(less_one + _f(1), _power_of_two(half)), _power_of_two(n - half))
+    return where(x != x, x, y)
 
 
 def _expm1(x):
     n, less_one = _reduced_exp(x)
     half = n >> 1
     first, second = _power_of_two(half), _power_of_two(n - half)
-    y = _mul(_mul(less_one, first), second) + (_mul(first, second) - _f(1))
-    y = _where(n == 0, less_one, _where(n > 40, _exp(x), y))
-    return _where(x != x, x, y)
+    y = mul(mul(less_one, first), second) + (mul(first, second) - _f(1))
+    y = where(n == 0, less_one, where(n > 40, _exp(x), y))
+    return where(x != x, x, y)
 
 
 def _exp2(x):
     whole = lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
     bounded = lax.clamp(_f(-150), whole, _f(130)).astype(jnp.int32)
     half = bounded >> 1
-    y = _mul(_exp(_mul(x - whole, _f(np.log(2)))), _power_of_two(half))
-    y = _mul(y, _power_of_two(bounded - half))
-    return _where(
-        x != x, x, _where(x < _f(-150), _f(0), _where(x > _f(128), _f(np.inf), y))
+    y = mul(_exp(mul(x - whole, _f(np.log(2)))), _power_of_two(half))
+    y = mul(y, _power_of_two(bounded - half))
+    return where(
+        x != x, x, where(x < _f(-150), _f(0), where(x > _f(128), _f(np.inf), y))
     )
 
 
@@ -146,36 +83,34 @@ _LOG = (
 def _log(x):
     # Subnormals, multiplied by 2^24.
     is_small = x < _f(2.0**-126)
-    bits = lax.bitcast_convert_type(
-        _where(is_small, _mul(x, _f(2.0**24)), x), jnp.int32
-    )
-    exponent = (bits >> 23) - _where(is_small, np.int32(150), np.int32(126))
+    bits = lax.bitcast_convert_type(where(is_small, mul(x, _f(2.0**24)), x), jnp.int32)
+    exponent = (bits >> 23) - where(is_small, np.int32(150), np.int32(126))
     mantissa = lax.bitcast_convert_type(
         (bits & np.int32(0x007FFFFF)) | np.int32(0x3F000000), jnp.float32
     )
     is_low = mantissa < _f(np.sqrt(0.5))
-    n = _where(is_low, exponent - 1, exponent).astype(jnp.float32)
-    v = _where(is_low, mantissa + mantissa, mantissa) - _f(1)
-    square = _mul(v, v)
-    y = _mul(_mul(_polynomial(v, _LOG), v), square)
-    y = y + _mul(n, _f(-2.12194440e-4))
-    y = y - _mul(square, _f(0.5))
-    out = (v + y) + _mul(n, _f(0.693359375))
-    edge = _where(x == 0, _f(-np.inf), _where(x > 0, x, _f(np.nan)))
-    return _where((x > 0) & (x < _f(np.inf)), out, edge)
+    n = where(is_low, exponent - 1, exponent).astype(jnp.float32)
+    v = where(is_low, mantissa + mantissa, mantissa) - _f(1)
+    square = mul(v, v)
+    y = mul(mul(polynomial(v, _LOG), v), square)
+    y = y + mul(n, _f(-2.12194440e-4))
+    y = y - mul(square, _f(0.5))
+    out = (v + y) + mul(n, _f(0.693359375))
+    edge = where(x == 0, _f(-np.inf), where(x > 0, x, _f(np.nan)))
+    return where((x > 0) & (x < _f(np.inf)), out, edge)
 
 
 def _log1p(x):
     """``log(u) x / (u - 1)`` for ``u = 1 + x`` (W. Kahan)."""
     u = barrier(x + _f(1))
     less_one = u - _f(1)
-    y = _mul(_log(u), _div(x, _where(less_one == 0, _f(1), less_one)))
-    y = _where(less_one == 0, x, y)
-    return _where(x == _f(np.inf), x, y)
+    y = mul(_log(u), div(x, where(less_one == 0, _f(1), less_one)))
+    y = where(less_one == 0, x, y)
+    return where(x == _f(np.inf), x, y)
 
 
 def _logistic(x):
-    return _div(lax.full_like(x, 1), _exp(-x) + _f(1))
+    return div(lax.full_like(x, 1), _exp(-x) + _f(1))
 
 
 _TANH = (
@@ -186,10 +121,10 @@ _TANH = (
 
 def _tanh(x):
     size = lax.abs(x)
-    large = _f(1) - _div(lax.full_like(x, 2), _exp(size + size) + _f(1))
-    square = _mul(x, x)
-    small = _mul(_mul(_polynomial(square, _TANH), square), x) + x
-    return _where(size < _f(0.625), small, _where(x < 0, -large, large))
+    large = _f(1) - div(lax.full_like(x, 2), _exp(size + size) + _f(1))
+    square = mul(x, x)
+    small = mul(mul(polynomial(square, _TANH), square), x) + x
+    return where(size < _f(0.625), small, where(x < 0, -large, large))
 
 
 _ERF = (
@@ -210,35 +145,35 @@ _ERFC_FROM_2 = (
 
 
 def _small_erf(x):
-    return _mul(_polynomial(_mul(x, x), _ERF), x)
+    return mul(polynomial(mul(x, x), _ERF), x)
 
 
 def _large_erfc(size):
     """The complement for sizes from 1; above 11, it is zero."""
     size = lax.min(size, _f(11))
-    inverse = _div(lax.full_like(size, 1), size)
-    square = _mul(inverse, inverse)
-    low = _polynomial(square, _ERFC_TO_2)
-    high = _polynomial(square, _ERFC_FROM_2)
+    inverse = div(lax.full_like(size, 1), size)
+    square = mul(inverse, inverse)
+    low = polynomial(square, _ERFC_TO_2)
+    high = polynomial(square, _ERFC_FROM_2)
     # exp(-x^2), with x^2 in two parts of which the first is exact.
     first = lax.reduce_precision(size, 8, 11)
-    rest = _mul(first - size, first + size)
-    decay = _mul(_exp(-_mul(first, first)), _exp(rest))
-    return _mul(_mul(decay, inverse), _where(size < _f(2), low, high))
+    rest = mul(first - size, first + size)
+    decay = mul(_exp(-mul(first, first)), _exp(rest))
+    return mul(mul(decay, inverse), where(size < _f(2), low, high))
 
 
 def _erf(x):
     size = lax.abs(x)
     large = _f(1) - _large_erfc(lax.max(size, _f(1)))
-    return _where(size < _f(1), _small_erf(x), _where(x < 0, -large, large))
+    return where(size < _f(1), _small_erf(x), where(x < 0, -large, large))
 
 
 def _erfc(x):
     size = lax.abs(x)
     large = _large_erfc(lax.max(size, _f(1)))
-    large = _where(size > _f(11), _f(0), large)
-    return _where(
-        size < _f(1), _f(1) - _small_erf(x), _where(x < 0, _f(2) - large, large)
+    large = where(size > _f(11), _f(0), large)
+    return where(
+        size < _f(1), _f(1) - _small_erf(x), where(x < 0, _f(2) - large, large)
     )
 
 
@@ -254,11 +189,11 @@ _ERF_INV_TAIL = (
 
 def _erf_inv(x):
     """The approximation of M. Giles (2010), of which `jax.random.normal` is made."""
-    w = -_log1p(-_mul(x, x))
-    center = _polynomial(w - _f(2.5), _ERF_INV_CENTER)
-    tail = _polynomial(_sqrt(lax.max(w, _f(5))) - _f(3), _ERF_INV_TAIL)
-    out = _mul(_where(w < _f(5), center, tail), x)
-    return _where(lax.abs(x) == 1, x * _f(np.inf), out)
+    w = -_log1p(-mul(x, x))
+    center = polynomial(w - _f(2.5), _ERF_INV_CENTER)
+    tail = polynomial(sqrt(lax.max(w, _f(5))) - _f(3), _ERF_INV_TAIL)
+    out = mul(where(w < _f(5), center, tail), x)
+    return where(lax.abs(x) == 1, x * _f(np.inf), out)
 
 
 # pi / 2: three parts of 8 bits, whose products with integers to 2^16 are exact.
@@ -270,20 +205,20 @@ _COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 
 def _sin_from(quarters: int, x):
     """Returns the sine of x and some quarters of a turn."""
-    turns = lax.round(_mul(x, _f(2 / np.pi)), lax.RoundingMethod.TO_NEAREST_EVEN)
+    turns = lax.round(mul(x, _f(2 / np.pi)), lax.RoundingMethod.TO_NEAREST_EVEN)
     turns = lax.clamp(_f(-(2.0**23)), turns, _f(2.0**23))
     r = x
     for part in _HALF_PI:
-        r = r - _mul(turns, _f(part))
-    r = r - _mul(turns, _HALF_PI_REST)
-    square = _mul(r, r)
-    sine = _mul(_mul(_polynomial(square, _SIN), square), r) + r
-    cosine = _mul(_mul(_polynomial(square, _COS), square), square)
-    cosine = (cosine - _mul(square, _f(0.5))) + _f(1)
+        r = r - mul(turns, _f(part))
+    r = r - mul(turns, _HALF_PI_REST)
+    square = mul(r, r)
+    sine = mul(mul(polynomial(square, _SIN), square), r) + r
+    cosine = mul(mul(polynomial(square, _COS), square), square)
+    cosine = (cosine - mul(square, _f(0.5))) + _f(1)
     quadrant = turns.astype(jnp.int32) + quarters
-    out = _where((quadrant & 1) == 1, cosine, sine)
-    out = _where((quadrant & 2) == 2, -out, out)
-    return _where(lax.is_finite(x), out, _f(np.nan))
+    out = where((quadrant & 1) == 1, cosine, sine)
+    out = where((quadrant & 2) == 2, -out, out)
+    return where(lax.is_finite(x), out, _f(np.nan))
 
 
 _sin = functools.partial(_sin_from, 0)
@@ -298,10 +233,10 @@ def _split(x):
 
 def _product(x, y):
     """Returns a product, and what its rounding took off."""
-    product = _mul(x, y)
+    product = mul(x, y)
     (x1, x2), (y1, y2) = _split(x), _split(y)
-    error = ((_mul(x1, y1) - product) + _mul(x1, y2)) + _mul(x2, y1)
-    return product, error + _mul(x2, y2)
+    error = ((mul(x1, y1) - product) + mul(x1, y2)) + mul(x2, y1)
+    return product, error + mul(x2, y2)
 
 
 def _log_in_two_parts(x):
@@ -311,22 +246,22 @@ def _log_in_two_parts(x):
         (bits & np.int32(0x007FFFFF)) | np.int32(0x3F800000), jnp.float32
     )
     is_high = mantissa > _f(np.sqrt(2))
-    m = _where(is_high, _mul(mantissa, _f(0.5)), mantissa)
-    n = ((bits >> 23) - _where(is_high, np.int32(126), np.int32(127))).astype(
+    m = where(is_high, mul(mantissa, _f(0.5)), mantissa)
+    n = ((bits >> 23) - where(is_high, np.int32(126), np.int32(127))).astype(
         jnp.float32
     )
     over, under = barrier(m - _f(1)), barrier(m + _f(1))
     lost = m - barrier(under - _f(1))
-    s = _div(over, under)
+    s = div(over, under)
     product, error = _product(s, under)
-    rest = _div(((over - product) - error) - _mul(s, lost), under)
-    square = _mul(s, s)
-    series = _polynomial(square, (2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3))
-    low = _mul(_mul(series, square), s) + _mul(rest, _f(2))
-    whole = _mul(n, _LN2[0])
+    rest = div(((over - product) - error) - mul(s, lost), under)
+    square = mul(s, s)
+    series = polynomial(square, (2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3))
+    low = mul(mul(series, square), s) + mul(rest, _f(2))
+    whole = mul(n, _LN2[0])
     twice = s + s
     high = whole + twice
-    low = low + ((whole - high) + twice) + _mul(n, _LN2[1])
+    low = low + ((whole - high) + twice) + mul(n, _LN2[1])
     total = high + low
     return total, (high - total) + low
 
@@ -334,45 +269,38 @@ def _log_in_two_parts(x):
 def _pow(x, y):
     size = lax.abs(x)
     is_normal = (size >= _f(2.0**-126)) & (size < _f(np.inf))
-    high, low = _log_in_two_parts(_where(is_normal, size, lax.full_like(x, 1)))
-    edge = _where(size < _f(1), _f(-np.inf), _f(np.inf))
-    high, low = _where(is_normal, high, edge), _where(is_normal, low, _f(0))
-    exponent, rest = _product(_where(is_normal, high, _f(1)), y)
-    rest = rest + _mul(low, y)
-    out = _mul(_exp(exponent), _f(1) + _expm1(rest))
-    out = _where(
+    high, low = _log_in_two_parts(where(is_normal, size, lax.full_like(x, 1)))
+    edge = where(size < _f(1), _f(-np.inf), _f(np.inf))
+    high, low = where(is_normal, high, edge), where(is_normal, low, _f(0))
+    exponent, rest = _product(where(is_normal, high, _f(1)), y)
+    rest = rest + mul(low, y)
+    out = mul(_exp(exponent), _f(1) + _expm1(rest))
+    out = where(
         is_normal,
-        _where(lax.abs(exponent) < _f(90), out, _exp(exponent)),
-        _exp(_mul(high, y)),
+        where(lax.abs(exponent) < _f(90), out, _exp(exponent)),
+        _exp(mul(high, y)),
     )
     whole = lax.floor(y)
-    half = _mul(whole, _f(0.5))
+    half = mul(whole, _f(0.5))
     is_odd = (whole == y) & (lax.floor(half) != half)
     is_negative = lax.bitcast_convert_type(x, jnp.int32) < 0
-    out = _where(is_negative & is_odd, -out, out)
-    out = _where((x < 0) & (whole != y) & (size < _f(np.inf)), _f(np.nan), out)
-    out = _where((x != x) | (y != y), _f(np.nan), out)
+    out = where(is_negative & is_odd, -out, out)
+    out = where((x < 0) & (whole != y) & (size < _f(np.inf)), _f(np.nan), out)
+    out = where((x != x) | (y != y), _f(np.nan), out)
     is_one = (x == 1) | ((x == -1) & (lax.abs(y) == _f(np.inf)))
-    return _where((y == 0) | is_one, _f(1), out)
+    return where((y == 0) | is_one, _f(1), out)
 
-
-def _add(x, y):
-    return barrier(lax.add(x, y))
-
-
-def _sub(x, y):
-    return barrier(lax.sub(x, y))
-
-
-# Sums go through a barrier since XLA adds constants first.
-ADD = Written(lax.add, _add)
-SUB = Written(lax.sub, _sub)
-MUL = Written(lax.mul, _mul)
-DIV = Written(lax.div, _div)
 
 EXP = Written(lax.exp, _exp, lambda y, x: (y,))
 LOG = Written(lax.log, _log, lambda y, x: (1 / x,))
-SIN = Written(lax.sin, _sin, lambda y, x: (COS(x),))
+
+
+def _slope_of_sin(y, x):
+    del y
+    return (COS(x),)
+
+
+SIN = Written(lax.sin, _sin, _slope_of_sin)
 COS = Written(lax.cos, _cos, lambda y, x: (-SIN(x),))
 
 
@@ -410,9 +338,3 @@ UNARY = {
     "cos": COS,
 }
 """Functions of one argument, by the name of their primitive."""
-
-ROOTS = {
-    "sqrt": Written(lax.sqrt, _sqrt, lambda y, x: (_f(0.5) / y,)),
-    "rsqrt": Written(lax.rsqrt, _rsqrt, lambda y, x: (_f(-0.5) * y / x,)),
-}
-"""Functions of one argument that processors compute in one operation."""

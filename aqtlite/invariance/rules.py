@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from aqtlite.invariance import functions
+from aqtlite.invariance import arithmetic, functions
 from aqtlite.invariance.contractions import Dot
 from aqtlite.invariance.sums import CumulativeSum, Sum, WindowedSum
 from aqtlite.jaxpr import equations
@@ -97,12 +97,12 @@ def _integer_pow(params, x):
     power, out = abs(params["y"]), None
     while power:
         if power & 1:
-            out = x if out is None else functions.MUL(out, x)
+            out = x if out is None else arithmetic.MUL(out, x)
         power >>= 1
-        x = functions.MUL(x, x) if power else x
+        x = arithmetic.MUL(x, x) if power else x
     if out is None:
         return jnp.ones_like(x)
-    return out if params["y"] > 0 else functions.DIV(np.float32(1), out)
+    return out if params["y"] > 0 else arithmetic.DIV(np.float32(1), out)
 
 
 def _as_kernel(function: Callable[..., jax.Array]) -> Rule:
@@ -128,9 +128,9 @@ def _without_params(function: Callable[..., jax.Array]) -> Rule:
 
 
 _SUMS = {
-    "add": _without_params(functions.ADD),
-    "add_any": _without_params(functions.ADD),
-    "sub": _without_params(functions.SUB),
+    "add": _without_params(arithmetic.ADD),
+    "add_any": _without_params(arithmetic.ADD),
+    "sub": _without_params(arithmetic.SUB),
 }
 
 _OVER_AXES: Mapping[str, Rule] = {
@@ -161,15 +161,15 @@ def _windowed(params, x):
 
 _RULES: Mapping[str, Rule] = {
     **{name: _as_kernel(one) for name, one in functions.UNARY.items()},
-    **{name: _without_params(one) for name, one in functions.ROOTS.items()},
+    **{name: _without_params(one) for name, one in arithmetic.ROOTS.items()},
     **_SUMS,
     **_OVER_AXES,
     "convert_element_type": _converted,
-    "div": _without_params(functions.DIV),
+    "div": _without_params(arithmetic.DIV),
     "integer_pow": _integer_pow,
-    "mul": _without_params(functions.MUL),
+    "mul": _without_params(arithmetic.MUL),
     "pow": _as_kernel(functions.POW),
-    "square": lambda params, x: functions.MUL(x, x),
+    "square": lambda params, x: arithmetic.MUL(x, x),
 }
 
 _EXACT = frozenset(

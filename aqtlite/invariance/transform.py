@@ -26,11 +26,12 @@ def invariant(fn: F) -> F:
     distances modulo powers of two, products are rounded before they are added to
     anything, exponentials and other functions are written out, and 16-bit results are
     rounded where the program says so. Contractions of floats add their products one by
-    one, which is slow for large ones: quantize these, since sums of integers are exact
-    in any order.
+    one, which takes some three times as long: quantize large ones, since sums of
+    integers are exact in any order.
 
-    The derivative is that of `fn`. Bits of gradients depend on values alone if the
-    function that computes them is given: ``invariant(jax.grad(loss))``.
+    The derivative is that of `fn`, made of these values. Bits of gradients depend on
+    values alone if the function that computes them is given:
+    ``invariant(jax.grad(loss))``.
 
     >>> import jax
     >>> x = jax.random.normal(jax.random.key(0), (8, 100))
@@ -46,9 +47,9 @@ def invariant(fn: F) -> F:
     Returns:
         The function. Where `fn` has an operation without such a form, it raises a
         `ValueError` that names the operation and its name scope: convolutions and
-        `ragged_dot` of floats, windowed sums, cumulative products, linear algebra,
-        collective operations, float64 and complex numbers, and functions other than
-        exp, log, pow, tanh, logistic, erf, sin, cos, sqrt and their variants.
+        `ragged_dot` of floats, sums over devices, cumulative products, linear algebra,
+        float64 and complex numbers, and functions other than exp, log, pow, tanh,
+        logistic, erf, sin, cos, sqrt and their variants.
     """
 
     @functools.wraps(fn)

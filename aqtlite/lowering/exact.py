@@ -237,6 +237,8 @@ def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
     a conversion, but not that of a reduction of precision.
     """
     narrow = lax.convert_element_type(x, dtype)
+    if narrow.dtype not in (jnp.bfloat16, jnp.float16):
+        return narrow
     return lax.convert_element_type(float32(narrow), dtype)
 
 

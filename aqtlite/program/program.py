@@ -101,15 +101,9 @@ class Program:
     def with_replaced(
         self, values: Sequence[Any], replacements: Replacements
     ) -> tuple[list[Any], Aux]:
-        """Evaluates the program with equations replaced, in the forms of its plan.
-
-        Args:
-            values: inputs of the jaxpr.
-            replacements: the replacements.
-        """
-        is_plain = self.plan.forms is None
-        evaluate = rewriting.evaluate if is_plain else transform.evaluate
-        return evaluate(self.traced.jaxpr, values, replacements)
+        """Evaluates the program, in the forms of its plan, with equations replaced."""
+        one = rewriting if self.plan.forms is None else transform
+        return one.evaluate(self.traced.jaxpr, values, replacements)
 
     def discovery(self, buffers: Collection[int] = ()) -> Discovery:
         """Returns the quantized operands with their origins.

@@ -30,9 +30,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
-from aqtlite.quantization.state_collections import (
-    collections_of,
-)
+from aqtlite.quantization.state_collections import collections_of
 from aqtlite.quantization.statistics import States
 
 

@@ -1,6 +1,7 @@
 """Operations evaluated in forms whose bits depend on values alone."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,12 @@ from tests.common import mostly_slow, normal
 X = normal((5, 37))
 POSITIVE = jnp.abs(X) + 0.1
 
+
+def _pooled(x):
+    zero = np.zeros((), x.dtype)
+    return lax.reduce_window(x, zero, lax.add, (1, 3), (1, 2), "SAME")
+
+
 FUNCTIONS = {
     "exp": (jnp.exp, np.exp, X),
     "exp2": (jnp.exp2, np.exp2, X),
@@ -25,6 +32,7 @@ FUNCTIONS = {
     "tanh": (jnp.tanh, np.tanh, X),
     "erf": (lax.erf, None, X),
     "erfc": (lax.erfc, None, X),
+    "erf_inv": (lax.erf_inv, None, X / 5),
     "sin": (jnp.sin, np.sin, 100 * X),
     "cos": (jnp.cos, np.cos, 100 * X),
     "sqrt": (jnp.sqrt, np.sqrt, POSITIVE),
@@ -32,6 +40,7 @@ FUNCTIONS = {
     "pow": (lambda x: 10000.0**x, lambda x: 10000.0**x, X),
     "mean": (lambda x: x.mean(-1), lambda x: x.mean(-1), X),
     "cumulative sum": (lambda x: x.cumsum(-1), lambda x: x.cumsum(-1), X),
+    "pooling": (_pooled, None, X),
     "cube and inverse": (lambda x: x**3 + x**-2, lambda x: x**3 + x**-2.0, POSITIVE),
     "softmax": (jax.nn.softmax, None, X),
     "logsumexp": (functools.partial(jax.nn.logsumexp, axis=-1), None, X),
@@ -208,12 +217,56 @@ def test_sixteen_bits_are_rounded_at_every_step(dtype):
     assert run(x).dtype == dtype
 
 
+DERIVED = {
+    "exp and softmax": (lambda x: jnp.exp(x) * jax.nn.softmax(x), X),
+    "powers of two": (lambda x: jnp.exp2(x) + jnp.expm1(x), X),
+    "logarithms": (lambda x: jnp.log(x) + jnp.log1p(x), POSITIVE),
+    "roots": (lambda x: jnp.sqrt(x) * lax.rsqrt(x + 1), POSITIVE),
+    "powers": (lambda x: x**x, POSITIVE),
+    "sigmoids": (lambda x: jax.nn.silu(x) + jnp.tanh(x), X),
+    "errors": (lambda x: lax.erf(x) - lax.erfc(x / 2) + lax.erf_inv(x / 5), X),
+    "angles": (lambda x: jnp.sin(x) * jnp.cos(x), X),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(DERIVED, "exp and softmax"))
+def test_derivatives_are_made_of_the_values(name):
+    function, x = DERIVED[name]
+
+    def loss(function, x):
+        return jnp.sum(function(x) * jnp.arange(37))
+
+    gradient = jax.jit(jax.grad(functools.partial(loss, invariant(function))))
+    wanted = jax.jit(jax.grad(functools.partial(loss, function)))(x)
+    np.testing.assert_allclose(gradient(x), wanted, rtol=1e-5, atol=1e-5)
+    text = gradient.lower(x).as_text()
+    assert not re.findall(
+        r"stablehlo\.(exp|log|sine|cos|tanh|power)\w*|chlo\.\w+", text
+    )
+
+
+def test_ties_are_chosen_by_place():
+    x = jnp.exp(jnp.round(X))
+    run = jax.jit(invariant(lambda x: lax.top_k(jax.nn.softmax(x), 5)))
+    whole, alone = run(x), run(x[3:4])
+    jax.tree.map(np.testing.assert_array_equal, [x[3:4] for x in whole], list(alone))
+
+
 REFUSED = {
     "conv_general_dilated": lambda x: lax.conv(
         x[None, None], x[None, None], (1, 1), "SAME"
     ),
     "cumprod": lambda x: jnp.cumprod(x, 1),
-    "erf_inv": jax.scipy.special.erfinv,
+    "digamma": jax.scipy.special.digamma,
+    "ragged_dot_general.*: quantize it by a rule": lambda x: lax.ragged_dot(
+        x, x.T[None], jnp.array([5])
+    ),
+    "psum.*: gather the values by jax.lax.all_gather": jax.shard_map(
+        lambda x: lax.psum(x, "data"),
+        mesh=jax.sharding.Mesh(jax.devices()[:1], ("data",)),
+        in_specs=jax.P("data"),
+        out_specs=jax.P(),
+    ),
     "condition of a while loop": lambda x: lax.while_loop(
         lambda y: jnp.exp(y).sum() < 10, lambda y: y + 1, x
     ),
