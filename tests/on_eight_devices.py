@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 import re
 import runpy
@@ -565,6 +566,26 @@ def test_however_shardings_are_given(how):
         compiled = jax.jit(jitted).lower(x, W).compile()
     found = hlo.count(compiled.as_text())
     assert {one.kind for one in found} == {"all-reduce"}
+
+
+@pytest.mark.parametrize("axis", [None, "m"], ids=["replicated", "tensor-parallel"])
+def test_refreshed_weights_travel_as_integers(axis):
+    """From FSDP to a sampler, by `convert` inside `jax.jit`."""
+    model = quantize_model(
+        nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(32)]), config.fully_quantized()
+    )
+    variables = jax.jit(model.init)(jax.random.key(0), X)
+    wanted = jax.device_get(jax.jit(lambda v: convert(model, v, X))(variables))
+    sharded = jax.device_put(variables, NamedSharding(AUTO, P("d")))
+    shardings = jax.tree.map(
+        lambda x: NamedSharding(AUTO, P(axis) if x.ndim == 2 else P()), wanted
+    )
+    refresh = jax.jit(lambda v: convert(model, v, X), out_shardings=shardings)
+    compiled = refresh.lower(sharded).compile()
+    assert_equal(jax.device_get(compiled(sharded)), wanted)
+    found = hlo.count(compiled.as_text())
+    gathered = {x.largest[0] for x in found if math.prod(x.largest[1]) > 64}
+    assert gathered == {"s8"}, found
 
 
 # --- Experts -----------------------------------------------------------------------

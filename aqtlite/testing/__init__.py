@@ -3,16 +3,25 @@
 `assert_served_equals_trained` compares a model with its conversion, and
 `assert_kernel_equals_reference` a kernel with its reference. `assert_causal` and
 `assert_independent` show that positions, or examples, do not see those that they should
-not. Read `dependence` first.
+not. `assert_batch_invariant`, `assert_decoded_equals_trained` and `assert_reproducible`
+compare bits between batches, between training and decoding, and with earlier runs.
+Read `dependence` first.
 """
 
+from aqtlite.testing.batches import assert_batch_invariant
+from aqtlite.testing.decoding import assert_decoded_equals_trained
 from aqtlite.testing.dependence import assert_causal, assert_independent
 from aqtlite.testing.kernels import assert_kernel_equals_reference
+from aqtlite.testing.reproducible import assert_reproducible, digest
 from aqtlite.testing.served import assert_served_equals_trained
 
 __all__ = [
+    "assert_batch_invariant",
     "assert_causal",
+    "assert_decoded_equals_trained",
     "assert_independent",
     "assert_kernel_equals_reference",
+    "assert_reproducible",
     "assert_served_equals_trained",
+    "digest",
 ]

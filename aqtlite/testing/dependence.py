@@ -19,8 +19,7 @@ from jax.extend import core
 from aqtlite.flax.nnx import QuantizedModel, plan, quantize_model
 from aqtlite.jaxpr import tracing
 from aqtlite.program import flax_models
-from aqtlite.shapes.sharding import describe as type_of
-from aqtlite.testing import differences, first_leak, other_values
+from aqtlite.testing import arguments, differences, first_leak, other_values
 from aqtlite.testing.places import Places
 
 _CUTS = 64
@@ -168,31 +167,9 @@ class _Call:
         """
         traced = flax_models.trace(fn, args)
         inputs = [jnp.asarray(x) for x in traced.values(args)]
-        paths = [jax.tree.leaves_with_path(args)[i][0] for i in traced.leaves]
-        names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
-        chosen = _chosen(argnums, len(args))
-        given = {
-            i: axis % x.ndim
-            for i, x in enumerate(inputs)
-            if paths[i][0].idx in chosen
-            and _size(x, axis) > 1
-            and other_values.has_others(x)
-        }
-        sizes = {names[i]: inputs[i].shape[along] for i, along in given.items()}
-        if not sizes:
-            found = ", ".join(map(_shown, names, inputs))
-            raise ValueError(
-                f"no argument has several {noun} along axis {axis} that could get "
-                f"other values, among {found or 'no arrays'}: pass another axis=, or "
-                f"arrays with at least two {noun}"
-            )
-        if len({*sizes.values()}) > 1:
-            found = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            raise ValueError(
-                f"the arguments have different numbers of {noun} along axis {axis}: "
-                f"{found}. Name those that get other values, argnums=..., or bind the "
-                "others to the function"
-            )
+        given = arguments.along(
+            traced, args, inputs, axis, argnums, noun, other_values.has_others
+        )
         return cls(
             traced, inputs, given, axis, noun, functools.partial(_paths, fn, args)
         )
@@ -260,7 +237,7 @@ class _Call:
                 differences.data(outputs[i]),
             )
             for path, i in jax.tree.leaves_with_path(self.traced.outputs)
-            if _size(outputs[i], self.axis) == self.size
+            if arguments.size(outputs[i], self.axis) == self.size
         ]
 
 
@@ -315,29 +292,3 @@ def _paths(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[str] | None:
         return None
     model = fn if isinstance(fn, QuantizedModel) else quantize_model(fn)
     return [one.path for one in plan(model, *args).contractions]
-
-
-def _chosen(argnums: int | Sequence[int] | None, count: int) -> set[int]:
-    """Returns the positions of the arguments that may get other values.
-
-    Raises:
-        ValueError: if there is no such argument.
-    """
-    if argnums is None:
-        return set(range(count))
-    positions = [argnums] if isinstance(argnums, int) else list(argnums)
-    wrong = [i for i in positions if not -count <= i < count]
-    if wrong:
-        raise ValueError(
-            f"argnums={argnums!r} names the argument {wrong[0]}, and {count} were given"
-        )
-    return {i % count for i in positions}
-
-
-def _size(x: Any, axis: int) -> int:
-    """Returns the size of an axis, 0 if there is none."""
-    return x.shape[axis] if -x.ndim <= axis < x.ndim else 0
-
-
-def _shown(name: str, x: jax.Array) -> str:
-    return f"{name} {type_of(x)}"

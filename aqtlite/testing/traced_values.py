@@ -5,7 +5,7 @@ Calls are entered; loops and branches are not.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,9 @@ from aqtlite.jaxpr import equations, scopes
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.shapes.sharding import shape_of
 
-# Half the time, where code that runs twice is compiled with a thousand outputs.
-_QUICK = {"xla_backend_optimization_level": 0}
+# Half the time, with other last bits, where code that runs twice is compiled with a
+# thousand outputs.
+QUICK = {"xla_backend_optimization_level": 0}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,14 +49,26 @@ class TracedValues:
     """A jaxpr and its values, numbered: first its inputs, then what equations make."""
 
     run: Callable[..., list[Any]]
-    """Function from the inputs to all values."""
+    """Compiled function from the inputs to all values."""
+
+    every: Callable[..., list[Any]]
+    """The function, not compiled."""
 
     equations: tuple[Equation, ...]
     outputs: tuple[Read, ...]
 
     @classmethod
-    def of(cls, closed: core.ClosedJaxpr) -> "TracedValues":
-        """Traces a jaxpr."""
+    def of(
+        cls,
+        closed: core.ClosedJaxpr,
+        compiler_options: Mapping[str, Any] | None = None,
+    ) -> "TracedValues":
+        """Traces a jaxpr.
+
+        Args:
+            closed: the jaxpr.
+            compiler_options: those of `jax.jit`.
+        """
         made: list[Equation] = []
         outputs: list[Read] = []
 
@@ -66,8 +79,10 @@ class TracedValues:
             return values
 
         flat = jax.make_jaxpr(run)(*map(shape_of, closed.in_avals))
-        compiled = jax.jit(core.jaxpr_as_fun(flat), compiler_options=_QUICK)
-        return cls(compiled, tuple(made), tuple(outputs))
+        every = core.jaxpr_as_fun(flat)
+        options = None if compiler_options is None else dict(compiler_options)
+        compiled = jax.jit(every, compiler_options=options)
+        return cls(compiled, every, tuple(made), tuple(outputs))
 
 
 def _evaluate(

@@ -14,7 +14,7 @@ from aqtlite.jaxpr import equations, scopes
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.testing import differences
 from aqtlite.testing.places import Places
-from aqtlite.testing.traced_values import Constant, Read, TracedValues
+from aqtlite.testing.traced_values import QUICK, Constant, Read, TracedValues
 
 
 class Pair(NamedTuple):
@@ -80,7 +80,7 @@ def evaluate(
         _pair(one, other, places, runs)
         for one, other in zip(first, second, strict=True)
     ]
-    outputs = _body(TracedValues.of(closed), pairs, _Place(places), runs)
+    outputs = _body(TracedValues.of(closed, QUICK), pairs, _Place(places), runs)
     return runs, [one.number for one in outputs]
 
 
@@ -187,7 +187,7 @@ def _scan(eqn: Any, values: list[Pair], there: _Place, runs: Runs) -> list[Pair]
         for one in scanned
         if one.number is not None
     )
-    body, numbers = TracedValues.of(scan.body), range(scan.length)
+    body, numbers = TracedValues.of(scan.body, QUICK), range(scan.length)
     stacks: list[list[Pair]] = []
     for number in reversed(numbers) if scan.reverse else numbers:
         places = there.places
@@ -222,7 +222,7 @@ def _while(
     if loop.condition.out_avals[0].shape:
         return None  # Under `jax.vmap`, rows stop one by one.
     goes_on = core.jaxpr_as_fun(loop.condition)
-    body = TracedValues.of(loop.body)
+    body = TracedValues.of(loop.body, QUICK)
     for number in itertools.count():
         conditions = [
             bool(goes_on(*[one[run] for one in (*of_condition, *carry)])[0])
@@ -245,7 +245,7 @@ def _branch(
         return None
     branches = equations.Cond.of(eqn).branches
     taken = int(np.clip(int(index.first), 0, len(branches) - 1))
-    return _body(TracedValues.of(branches[taken]), operands, there, runs)
+    return _body(TracedValues.of(branches[taken], QUICK), operands, there, runs)
 
 
 def _differing(first: Any, second: Any) -> np.ndarray:

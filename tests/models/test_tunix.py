@@ -1,5 +1,8 @@
 """Tunix's decoders, trainer and sampler, quantized with no line of theirs changed."""
 
+import runpy
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,7 @@ from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig, TrainingInput
 
 from aqtlite import Rule, config
 from aqtlite.flax.nnx import Frozen, calibrate, convert, plan, quantize_model
+from tests.test_examples import FOLDER
 
 pytestmark = pytest.mark.slow
 
@@ -137,6 +141,13 @@ def test_logits_of_the_sampler(preset):
     one, other = (sampled(x, return_logits=True) for x in (model, serving))
     for logits, served in zip(one.logits, other.logits, strict=True):
         np.testing.assert_array_equal(logits, served)
+
+
+def test_rollouts(monkeypatch, capsys):
+    """Log-probabilities of the sampler are those of the trainer, bit for bit."""
+    monkeypatch.setattr(sys, "argv", ["rollouts_tunix.py", "--smoke"])
+    runpy.run_path(str(FOLDER / "rollouts_tunix.py"), run_name="__main__")
+    assert "sampled as trained: True" in capsys.readouterr().out
 
 
 def test_rules_name_experts_and_router():

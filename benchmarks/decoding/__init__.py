@@ -1,0 +1,1 @@
+"""Log-probabilities of decoding beside those of training, bit for bit."""
