@@ -1,9 +1,11 @@
 """Serialization of manifests as JSON, and validation when they are read."""
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -245,6 +247,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 **_encode_info(info),
                 "number": node.number,
                 "sliced": node.sliced,
+                **({} if node.marker is None else {"marker": node.marker.shape}),
             }
         case FrozenRecord():
             if node.cfg not in configs:
@@ -305,7 +308,9 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             sliced = tuple(bool(one) for one in data["sliced"])
             if len(sliced) not in (0, len(info.shape)):
                 raise ValueError(f"a kernel of {info} is sliced along {sliced}")
-            return FrozenKernel(info.shape, info.dtype, int(data["number"]), sliced)
+            kernel = FrozenKernel(info.shape, info.dtype, int(data["number"]), sliced)
+            marker = jax.ShapeDtypeStruct(_marker_shape(data, kernel), np.float32)
+            return dataclasses.replace(kernel, marker=marker)
         case "site":
             info = _decode_info(data)
             identity, side = data["identity"], data["side"]
@@ -328,6 +333,20 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             )
         case kind:
             raise ValueError(f"a node of unknown kind {kind!r}")
+
+
+def _marker_shape(data: Any, kernel: FrozenKernel) -> tuple[int, ...]:
+    """Decodes the shape of a marker, which maps along axes that Flax slices."""
+    sliced = kernel.sliced or (False,) * len(kernel.shape)
+    sizes = zip(kernel.shape, sliced, strict=True)
+    # Older manifests have none; weights are slices along every axis that Flax slices.
+    of_sliced = tuple(n if is_sliced else 1 for n, is_sliced in sizes)
+    shape = tuple(map(int, data.get("marker", of_sliced)))
+    if shape and not all(
+        n in (1, size) for n, size in itertools.zip_longest(shape, kernel.shape)
+    ):
+        raise ValueError(f"a kernel of shape {kernel.shape} with a marker of {shape}")
+    return shape
 
 
 def _decode_removed(data: Any) -> tuple[str, ...] | None:

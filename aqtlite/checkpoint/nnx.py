@@ -1,5 +1,6 @@
 """Variables of NNX models, matched by name with the arrays of checkpoints."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ from aqtlite.jaxpr import tracing
 from aqtlite.program.convert import FrozenParameter
 from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
 from aqtlite.program.serving.model import Buffer
+from aqtlite.program.serving.placeholder import with_zeros
 from aqtlite.program.serving.planning import Plan
 from aqtlite.quantization.state_collections import STATISTICS
 
@@ -190,8 +192,6 @@ class NnxVariables(Variables):
         found: dict[str, jax.sharding.Sharding] = {}
         with nnx.logical_axis_rules(rules or ()):
             for steps, variable, value in _variables(serving):
-                if isinstance(value, FrozenParameter):
-                    continue
                 specs = _value(nnx.get_partition_spec(variable))
                 leaves = jax.tree.leaves(jax.tree.broadcast(specs, value))
                 for name, spec in zip(_named(steps, value), leaves, strict=True):
@@ -203,6 +203,7 @@ class NnxVariables(Variables):
         template: QuantizedModel,
         names: Collection[str],
         read: Callable[[str], Any],
+        shardings: Mapping[str, jax.sharding.Sharding],
     ) -> QuantizedModel:
         own = _leaves(self.model)
         missing: list[str] = []
@@ -215,7 +216,10 @@ class NnxVariables(Variables):
                 missing.append(name)
             return own[name]
 
-        filled = _with_leaves(template, value)
+        def frozen(name: str, parameter: FrozenParameter) -> FrozenParameter:
+            return with_zeros(parameter, shardings.get(name))
+
+        filled = _with_leaves(template, value, frozen)
         if missing:
             raise CheckpointError(
                 "the checkpoint has no values for the rngs and caches "
@@ -256,22 +260,30 @@ def _leaves(model: QuantizedModel) -> dict[str, Any]:
 
 
 def _with_leaves(
-    model: QuantizedModel, function: Callable[[str, Any], Any]
+    model: QuantizedModel,
+    function: Callable[[str, Any], Any],
+    frozen: Callable[[str, FrozenParameter], FrozenParameter],
 ) -> QuantizedModel:
     """Returns a copy of a model with a function mapped over its variables' leaves.
 
     Args:
         model: the model.
         function: takes the name of a leaf and its value; returns the new value.
+        frozen: takes the name of a marker and its frozen parameter; returns the new
+            parameter.
     """
     graphdef, state = nnx.split(model, graph=True)
     flat = []
     for path, variable in nnx.to_flat_state(state):
         value = _value(variable)
-        if not isinstance(value, FrozenParameter):
-            named = _named(_steps(path, variable), value).items()
+        named = _named(_steps(path, variable), value)
+        if isinstance(value, FrozenParameter):
+            (marker,) = named
+            value = frozen(marker, value)
+        else:
             value = jax.tree.unflatten(
-                jax.tree.structure(value), [function(name, x) for name, x in named]
+                jax.tree.structure(value),
+                [function(name, x) for name, x in named.items()],
             )
         is_variable = isinstance(variable, nnx.Variable)
         flat.append((path, variable.replace(value) if is_variable else value))
@@ -296,7 +308,7 @@ def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
             continue
         if isinstance(value, FrozenParameter):
             kernel = FrozenKernel(value.shape, value.dtype, value.number, value.sliced)
-            nodes[steps] = kernel
+            nodes[steps] = dataclasses.replace(kernel, marker=value.marker)
             continue
         for name, x in _named(steps, value).items():
             if name not in without:
@@ -357,7 +369,7 @@ def _as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedMod
         dtype = leaf.dtype if arrays_lib.is_key(leaf) else dtypes.get(name, leaf.dtype)
         return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
-    return _with_leaves(model, shape)
+    return _with_leaves(model, shape, lambda name, parameter: parameter)
 
 
 def _places(leaves: Collection[str], present: Collection[str]) -> dict[str, str]:

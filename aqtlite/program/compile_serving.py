@@ -11,6 +11,7 @@ from jax import export
 
 from aqtlite.lowering.target import Target
 from aqtlite.program import merged, packed, undivided
+from aqtlite.program.serving.placeholder import without_markers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,7 +128,9 @@ def compile_serving(
     leaves = [_uncommitted(x) if _is_refused(x) else x for x in leaves]
 
     def run(leaves: tuple[jax.Array, ...], *args: Any, **kwargs: Any) -> Any:
-        return function(jax.tree.unflatten(structure, leaves), *args, **kwargs)
+        # A compiled program is not differentiated.
+        unmarked = without_markers(jax.tree.unflatten(structure, leaves))
+        return function(unmarked, *args, **kwargs)
 
     jitted = jax.jit(run, donate_argnums=donated)
     given: Any = tuple(leaves)

@@ -25,7 +25,7 @@ from aqtlite.program.serving.model import (
     by_input,
     parameters_of,
 )
-from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.placeholder import Placeholder, marker_of
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS, collections_of
@@ -282,7 +282,13 @@ class FunctionModel(Model):
         leaves, treedef = jax.tree.flatten(self._params)
         for parameter, one in frozen.items():
             leaves[parameter.number] = FrozenParameter(
-                one.shape, one.dtype, one.number, one.sliced, one.spec
+                one.shape,
+                one.dtype,
+                one.number,
+                one.sliced,
+                one.spec,
+                str(parameter),
+                marker_of(self.values[parameter]),
             )
         return jax.tree.unflatten(treedef, leaves)
 
@@ -293,12 +299,16 @@ class FunctionModel(Model):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["shape", "dtype", "number", "sliced", "spec"],
+    data_fields=["marker"],
+    meta_fields=["shape", "dtype", "number", "sliced", "spec", "path"],
 )
 @dataclasses.dataclass(frozen=True)
 class FrozenParameter(Placeholder):
-    """A placeholder for a frozen parameter: a pytree without leaves."""
+    """A placeholder for a frozen parameter.
+
+    Its only leaf is `marker`, with respect to which no gradient exists: asking for it
+    raises.
+    """
 
     @property
     def sharding(self) -> jax.sharding.PartitionSpec:

@@ -1,5 +1,6 @@
 """The `Model` of Linen modules: traces their calls for a conversion."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,7 +11,7 @@ from flax import linen as nn
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import caller as callers
-from aqtlite.flax.linen import partitioning, quantized_call
+from aqtlite.flax.linen import frozen_kernel, partitioning, quantized_call
 from aqtlite.flax.linen.caller import Caller, Recorder
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantized_call import ModelByRules
@@ -33,7 +34,7 @@ from aqtlite.program.serving.model import (
     StoredWeight,
     by_input,
 )
-from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.placeholder import Placeholder, marker_of
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
@@ -65,6 +66,8 @@ class LinenModel(Model):
         self._calls = calls
         self._traces: dict[int, tracing.Traced] = {}
         self._programs: dict[int, Program | None] = {}
+        self._mapped: dict[int, set[int]] = collections.defaultdict(set)
+        """Axes along which Flax slices frozen parameters, by their numbers."""
         self._activations: dict[int, set[_Place]] = {}
         """For each call, the injected contractions with an activation as operand."""
         super().__init__(
@@ -155,7 +158,9 @@ class LinenModel(Model):
         injected = {one: x for one, x in frozen.items() if one not in of_rules}
         params = with_frozen_kernels(self._variables["params"], injected)
         recorder = _storing(keys, _fingerprint, lambda one, place: one.in_float())
-        traced = self._traced(call, recorder, {**self._variables, "params": params})
+        with frozen_kernel.noted_axes(self._mapped):
+            variables = {**self._variables, "params": params}
+            traced = self._traced(call, recorder, variables)
         stored = callers.stored_operands(traced.outputs[1])
         return CallTrace(traced.jaxpr, {}, tuple(stored))
 
@@ -173,12 +178,19 @@ class LinenModel(Model):
             for step in one.module:
                 tree = tree.setdefault(step, {})
             tree[one.name] = (partitioning.boxed(one, boxes) if boxes else one).entry
+        marked = {
+            parameter: dataclasses.replace(
+                one,
+                marker=marker_of(self.values[parameter], self._mapped[one.number]),
+            )
+            for parameter, one in frozen.items()
+        }
         kept = dict(self._variables)
         if STATISTICS in kept:
             kept[STATISTICS] = second_moment.without(kept[STATISTICS])
         return {
             **kept,
-            "params": with_frozen_kernels(params, frozen),
+            "params": with_frozen_kernels(params, marked),
             **({COLLECTION: collection} if collection else {}),
         }
 
@@ -325,14 +337,23 @@ def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) ->
         params: the parameters, boxed or not; a box is replaced with its contents.
         frozen: placeholders of the frozen parameters.
     """
-    kernels = {parameter.key_path: one for parameter, one in frozen.items()}
+    kernels = {
+        parameter.key_path: dataclasses.replace(one, path=str(parameter))
+        for parameter, one in frozen.items()
+    }
 
     def replace(path: tuple[Any, ...], node: Any) -> Any:
         for below, _ in jax.tree.leaves_with_path(node):
             one = kernels.get((*path, *below))
             if one is not None:
                 return FrozenKernel(
-                    one.shape, one.dtype, one.number, one.sliced, one.spec
+                    one.shape,
+                    one.dtype,
+                    one.number,
+                    one.sliced,
+                    one.spec,
+                    one.path,
+                    one.marker,
                 )
         return node
 

@@ -359,3 +359,25 @@ def without_gradient(weight: str, frozen: QTensor, operand: jax.Array) -> QTenso
     )
     scale = refused_gradient.refused(frozen.scale, operand, message)
     return dataclasses.replace(frozen, scale=scale)
+
+
+def untrained(parameter: str, value: jax.Array, marker: Any) -> jax.Array:
+    """Returns a value that is made of a frozen parameter, and refuses its gradient.
+
+    Args:
+        parameter: path of the parameter.
+        value: the value.
+        marker: the parameter's marker (`Placeholder.marker`); None for none.
+
+    Raises:
+        TypeError: if the marker is differentiated.
+    """
+    if marker is None:
+        return value
+    message = (
+        f"a gradient was asked with respect to parameter {parameter!r}, which is "
+        "frozen and cannot be trained: differentiate with respect to the parameters "
+        "in float alone. To train it, as an adapter, leave it in float: "
+        "Rule(path=..., cfg=None), before the conversion"
+    )
+    return refused_gradient.refused(value, marker, message)
