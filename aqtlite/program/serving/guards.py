@@ -376,8 +376,9 @@ def untrained(parameter: str, value: jax.Array, marker: Any) -> jax.Array:
         return value
     message = (
         f"a gradient was asked with respect to parameter {parameter!r}, which is "
-        "frozen and cannot be trained: differentiate with respect to the parameters "
-        "in float alone. To train it, as an adapter, leave it in float: "
-        "Rule(path=..., cfg=None), before the conversion"
+        "frozen and cannot be trained. Differentiate with respect to parameters in "
+        "float alone (aqtlite.is_frozen tells them apart); or, to train this one, "
+        "convert a model that leaves its contractions in float: "
+        "Rule(path=..., cfg=None), or AqtDotGeneral(None)"
     )
     return refused_gradient.refused(value, marker, message)

@@ -71,6 +71,38 @@ class Placeholder:
             return _with_rows(self)
 
 
+def is_placeholder(x: Any) -> bool:
+    """Whether a node is a `Placeholder`."""
+    return isinstance(x, Placeholder)
+
+
+def is_frozen(x: Any) -> bool:
+    """Whether a node of serving variables is a parameter that was frozen.
+
+    Frozen parameters cannot be trained. Those that a conversion left in float can:
+    differentiate with respect to them alone.
+
+    >>> import aqtlite
+    >>> from aqtlite import config
+    >>> fn_q = aqtlite.quantize_function(
+    ...     lambda p, x: x @ p["w"] + p["bias"], config.weight_only(), params=0
+    ... )
+    >>> params, x = {"w": jnp.ones((8, 4)), "bias": jnp.zeros(4)}, jnp.ones((2, 8))
+    >>> serve, serving = aqtlite.convert_function(fn_q, params, x)
+    >>> params = serving["params"]
+    >>> floats = {k: v for k, v in params.items() if not aqtlite.is_frozen(v)}
+    >>> def loss(floats):
+    ...     return serve({**serving, "params": {**params, **floats}}, x).sum()
+    >>> jax.grad(loss)(floats)
+    {'bias': Array([2., 2., 2., 2.], dtype=float32)}
+
+    Args:
+        x: the node, or an `nnx.Variable`.
+    """
+    # What an `nnx.Variable` holds; Linen and functions need no NNX.
+    return is_placeholder(x.get_raw_value() if hasattr(x, "get_raw_value") else x)
+
+
 def marker_of(value: Any, mapped: Collection[int] = ()) -> Any:
     """Returns the marker of a parameter; its shape, if that is what the value is.
 
@@ -106,11 +138,6 @@ def without_markers(tree: Any) -> Any:
         return dataclasses.replace(x, marker=None) if is_placeholder(x) else x
 
     return jax.tree.map(unmarked, tree, is_leaf=is_placeholder)
-
-
-def is_placeholder(x: Any) -> bool:
-    """Whether a node is a `Placeholder`."""
-    return isinstance(x, Placeholder)
 
 
 def _with_corners(number: int, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
