@@ -31,7 +31,7 @@ class ServingProgram:
     """Arrays that the program takes first."""
 
     _jitted: Any = dataclasses.field(repr=False)
-    """The function of the leaves of the serving variables, and of the arguments."""
+    """The function of all leaves of the serving variables, and of the arguments."""
 
     _shapes: tuple[tuple[Any, ...], dict[str, Any]] = dataclasses.field(repr=False)
     """Shapes of its positional and keyword arguments."""
@@ -114,7 +114,11 @@ def compile_serving(
     """
     donated = _donated(donate_argnums, 1 + len(args))
     _check_sizes(args, kwargs)
-    leaves, structure = jax.tree.flatten(serving)
+    every, structure = jax.tree.flatten(serving)
+    # What is compiled is not differentiated, and each argument takes time.
+    numbers = without_markers(jax.tree.unflatten(structure, range(len(every))))
+    kept, structure = jax.tree.flatten(numbers)
+    leaves = [every[i] for i in kept]
     _check_concrete((*leaves, jnp.zeros(()), args, kwargs))
     for leaf in leaves:
         if not isinstance(leaf, jax.Array):
@@ -128,13 +132,15 @@ def compile_serving(
     leaves = [_uncommitted(x) if _is_refused(x) else x for x in leaves]
 
     def run(leaves: tuple[jax.Array, ...], *args: Any, **kwargs: Any) -> Any:
-        # A compiled program is not differentiated.
-        unmarked = without_markers(jax.tree.unflatten(structure, leaves))
-        return function(unmarked, *args, **kwargs)
+        return function(jax.tree.unflatten(structure, leaves), *args, **kwargs)
+
+    def run_all(every: tuple[jax.Array, ...], *args: Any, **kwargs: Any) -> Any:
+        return run(tuple(every[i] for i in kept), *args, **kwargs)
 
     jitted = jax.jit(run, donate_argnums=donated)
     given: Any = tuple(leaves)
-    shapes = jax.tree.map(_shape_of, (given, *args)), jax.tree.map(_shape_of, kwargs)
+    shapes_of_args = jax.tree.map(_shape_of, (tuple(every), *args))
+    shapes = shapes_of_args, jax.tree.map(_shape_of, kwargs)
     with jax.disable_jit(False):
         traced = jitted.trace(given, *args, **kwargs)
         on = _one_device(given, args, kwargs)
@@ -150,7 +156,8 @@ def compile_serving(
             )
         options = undivided.options_for(traced.jaxpr) if is_on_cpu else {}
         compiled = traced.lower().compile(compiler_options=options)
-    return ServingProgram(compiled, given, jitted, shapes)
+    of_all = jax.jit(run_all, donate_argnums=donated)
+    return ServingProgram(compiled, given, of_all, shapes)
 
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -10,6 +10,7 @@ import pytest
 from flax import core as flax_core
 from flax import linen as nn
 
+import aqtlite
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, FrozenKernel, convert
 from tests.common import mostly_slow
@@ -46,9 +47,10 @@ def test_what_stays_and_what_goes(model):
     assert_equal(variables, before)  # The argument is left alone.
     assert set(serving) == {*variables, "aqt"}
     assert all(len(shape) < 2 for shape in float_shapes(serving["params"]))
-    flat = dict(jax.tree_util.tree_flatten_with_path(variables["params"])[0])
-    for path, leaf in jax.tree_util.tree_flatten_with_path(serving["params"])[0]:
-        assert leaf is flat[path]
+    flat = dict(jax.tree.leaves_with_path(variables["params"]))
+    left = jax.tree.leaves_with_path(serving["params"], is_leaf=aqtlite.is_frozen)
+    for path, leaf in left:
+        assert aqtlite.is_frozen(leaf) or leaf is flat[path]
 
 
 @pytest.mark.parametrize(
