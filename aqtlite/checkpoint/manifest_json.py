@@ -1,8 +1,8 @@
 """Serialization of manifests as JSON, and validation when they are read."""
 
 import dataclasses
-import itertools
 import json
+import math
 from typing import Any
 
 import jax
@@ -335,16 +335,24 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             raise ValueError(f"a node of unknown kind {kind!r}")
 
 
+_LARGEST_MARKER = 2**20
+"""Number of elements that no marker of a model has: Flax slices along few axes."""
+
+
 def _marker_shape(data: Any, kernel: FrozenKernel) -> tuple[int, ...]:
-    """Decodes the shape of a marker, which maps along axes that Flax slices."""
-    sliced = kernel.sliced or (False,) * len(kernel.shape)
-    sizes = zip(kernel.shape, sliced, strict=True)
-    # Older manifests have none; weights are slices along every axis that Flax slices.
-    of_sliced = tuple(n if is_sliced else 1 for n, is_sliced in sizes)
-    shape = tuple(map(int, data.get("marker", of_sliced)))
-    if shape and not all(
-        n in (1, size) for n, size in itertools.zip_longest(shape, kernel.shape)
-    ):
+    """Decodes the shape of a marker, of the axes along which Flax slices a kernel."""
+    if "marker" not in data:
+        # Written before. Weights are slices along every axis along which Flax slices.
+        sliced = kernel.sliced or (False,) * len(kernel.shape)
+        sizes = zip(kernel.shape, sliced, strict=True)
+        shape = tuple(n if is_sliced else 1 for n, is_sliced in sizes)
+        return shape if math.prod(shape) <= _LARGEST_MARKER else ()
+    shape = tuple(int(n) for n in data["marker"])
+    fits = not shape or (
+        len(shape) == len(kernel.shape)
+        and all(n in (1, size) for n, size in zip(shape, kernel.shape, strict=True))
+    )
+    if not fits or math.prod(shape) > _LARGEST_MARKER:
         raise ValueError(f"a kernel of shape {kernel.shape} with a marker of {shape}")
     return shape
 

@@ -56,6 +56,7 @@ def serve(
         The outputs of the jaxpr.
 
     Raises:
+        TypeError: if a frozen parameter is differentiated.
         ValueError: if a frozen weight is missing, does not fit, or is beside the float
             that it replaced; or if a frozen parameter has moved or is read as a float.
     """

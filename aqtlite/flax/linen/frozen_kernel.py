@@ -103,7 +103,7 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
 
 
 class _Noted:
-    """Axes of parameters, by number, that transformations slice."""
+    """Axes of parameters, by number; hashed by identity, as contexts of JAX are."""
 
     def __init__(self, axes: Mapping[int, set[int]]):
         self._axes = axes

@@ -54,7 +54,7 @@ class Placeholder:
     path: str = dataclasses.field(default="", compare=False)
     """Path of the parameter, for messages."""
 
-    marker: Any = dataclasses.field(default=None, compare=False)
+    marker: Any = dataclasses.field(default=None, compare=False, repr=False)
     """Zeros, a leaf to differentiate with respect to; None for none."""
 
     @property
