@@ -1,10 +1,10 @@
 """Variables of NNX models, matched by name with the arrays of checkpoints."""
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx, traverse_util
 
@@ -39,7 +39,6 @@ from aqtlite.jaxpr import tracing
 from aqtlite.program.convert import FrozenParameter
 from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
 from aqtlite.program.serving.model import Buffer
-from aqtlite.program.serving.placeholder import with_zeros
 from aqtlite.program.serving.planning import Plan
 from aqtlite.quantization.state_collections import STATISTICS
 
@@ -212,14 +211,13 @@ class NnxVariables(Variables):
             if name in names:
                 x = read(name)
                 return arrays_lib.as_key(x, leaf) if arrays_lib.is_key(leaf) else x
+            if name not in own:  # The marker of a frozen parameter.
+                return jnp.zeros(leaf.shape, leaf.dtype, device=shardings.get(name))
             if isinstance(own[name], jax.ShapeDtypeStruct):
                 missing.append(name)
             return own[name]
 
-        def frozen(name: str, parameter: FrozenParameter) -> FrozenParameter:
-            return with_zeros(parameter, shardings.get(name))
-
-        filled = _with_leaves(template, value, frozen)
+        filled = _with_leaves(template, value)
         if missing:
             raise CheckpointError(
                 "the checkpoint has no values for the rngs and caches "
@@ -260,31 +258,22 @@ def _leaves(model: QuantizedModel) -> dict[str, Any]:
 
 
 def _with_leaves(
-    model: QuantizedModel,
-    function: Callable[[str, Any], Any],
-    frozen: Callable[[str, FrozenParameter], FrozenParameter],
+    model: QuantizedModel, function: Callable[[str, Any], Any]
 ) -> QuantizedModel:
     """Returns a copy of a model with a function mapped over its variables' leaves.
 
     Args:
         model: the model.
         function: takes the name of a leaf and its value; returns the new value.
-        frozen: takes the name of a marker and its frozen parameter; returns the new
-            parameter.
     """
     graphdef, state = nnx.split(model, graph=True)
     flat = []
     for path, variable in nnx.to_flat_state(state):
         value = _value(variable)
-        named = _named(_steps(path, variable), value)
-        if isinstance(value, FrozenParameter):
-            (marker,) = named
-            value = frozen(marker, value)
-        else:
-            value = jax.tree.unflatten(
-                jax.tree.structure(value),
-                [function(name, x) for name, x in named.items()],
-            )
+        named = _named(_steps(path, variable), value).items()
+        value = jax.tree.unflatten(
+            jax.tree.structure(value), [function(name, x) for name, x in named]
+        )
         is_variable = isinstance(variable, nnx.Variable)
         flat.append((path, variable.replace(value) if is_variable else value))
     return nnx.merge(graphdef, nnx.from_flat_state(flat))
@@ -307,8 +296,8 @@ def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
             nodes[(*steps[:-1], RECORD)] = variable.get_metadata(RECORD)
             continue
         if isinstance(value, FrozenParameter):
-            kernel = FrozenKernel(value.shape, value.dtype, value.number, value.sliced)
-            nodes[steps] = dataclasses.replace(kernel, marker=value.marker)
+            static = value.shape, value.dtype, value.number, value.sliced
+            nodes[steps] = FrozenKernel(*static, marker=value.marker)
             continue
         for name, x in _named(steps, value).items():
             if name not in without:
@@ -369,7 +358,7 @@ def _as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedMod
         dtype = leaf.dtype if arrays_lib.is_key(leaf) else dtypes.get(name, leaf.dtype)
         return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
-    return _with_leaves(model, shape, lambda name, parameter: parameter)
+    return _with_leaves(model, shape)
 
 
 def _places(leaves: Collection[str], present: Collection[str]) -> dict[str, str]:

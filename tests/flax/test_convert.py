@@ -11,8 +11,8 @@ from flax import core as flax_core
 from flax import linen as nn
 
 import aqtlite
-from aqtlite import config
-from aqtlite.flax import AqtDotGeneral, AqtEinsum, FrozenKernel, convert
+from aqtlite import calibration, config
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, FrozenKernel, calibrate, convert
 from tests.common import mostly_slow
 from tests.flax import models
 from tests.flax.support import (
@@ -222,6 +222,27 @@ def test_weights_shared_over_the_steps_of_a_scan():
 def test_weights_of_a_scan_that_does_not_lift_the_collection(operands):
     model = _shared_over_steps("params", frozen_operands=operands)
     check_served(model, X[:1], X[:, None], frozen=0)
+
+
+def test_weights_of_steps_with_states_of_their_own():
+    cfg = config.update(
+        INT8,
+        {
+            "fwd.rhs.calibration": calibration.MaxOverBatches(),
+            "fwd.rhs.calib_shared_axes": "per_tensor",
+        },
+    )
+    scan = nn.scan(
+        Step,
+        variable_axes={"aqt_stats": 0},
+        variable_broadcast=["params", "aqt"],
+        split_rngs={"params": False},
+    )
+    model = scan(AqtDotGeneral(cfg))
+    inputs = X[:1], X[:, None]
+    variables = calibrate(model, init(model, *inputs), [inputs])
+    with pytest.raises(ValueError, match="the steps of an nn.scan share a weight"):
+        convert(model, variables, *inputs)
 
 
 def test_wrong_variables():

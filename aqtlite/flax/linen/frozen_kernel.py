@@ -11,6 +11,7 @@ from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite.program.serving import guards
+from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.placeholder import Placeholder, none_if_false
 from aqtlite.shapes.sharding import describe
 
@@ -124,3 +125,33 @@ def noted_axes(axes: Mapping[int, set[int]]) -> Iterator[None]:
     """
     with _noted(_Noted(axes)):
         yield
+
+
+def in_place_of(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
+    """Returns the parameters with a `FrozenKernel` in place of each frozen one.
+
+    Args:
+        params: the parameters, boxed or not; a box is replaced with its contents.
+        frozen: placeholders of the frozen parameters.
+    """
+    kernels = {
+        parameter.key_path: dataclasses.replace(one, path=str(parameter))
+        for parameter, one in frozen.items()
+    }
+
+    def replace(path: tuple[Any, ...], node: Any) -> Any:
+        for below, _ in jax.tree.leaves_with_path(node):
+            one = kernels.get((*path, *below))
+            if one is not None:
+                return FrozenKernel(
+                    one.shape,
+                    one.dtype,
+                    one.number,
+                    one.sliced,
+                    one.spec,
+                    one.path,
+                    one.marker,
+                )
+        return node
+
+    return jax.tree.map_with_path(replace, params, is_leaf=nn.meta.is_axis_metadata)

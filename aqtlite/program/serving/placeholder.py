@@ -125,7 +125,7 @@ def marker_of(value: Any, mapped: Collection[int] = ()) -> Any:
 
 
 def with_zeros(placeholder: Any, sharding: Any = None) -> Any:
-    """Returns a `Placeholder` with a marker in place of the shape of one."""
+    """Returns a `Placeholder` with a marker in place of its shape."""
     shape = placeholder.marker
     zeros = jnp.zeros(shape.shape, shape.dtype, device=sharding)
     return dataclasses.replace(placeholder, marker=zeros)
