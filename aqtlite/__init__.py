@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aqtlite.program.measure import measure_serving, measure_training
     from aqtlite.program.quantize import plan, quantize_function
     from aqtlite.program.rules import Rule
+    from aqtlite.program.serving.placeholder import is_frozen
     from aqtlite.program.tabulate import tabulate
     from aqtlite.qtensor import shape_operations
     from aqtlite.qtensor.qtensor import QTensor
@@ -52,6 +53,7 @@ __all__ = [
     "einsum_states",
     "fixed_scale",
     "invariant",
+    "is_frozen",
     "kv_cache",
     "make_conv_general_dilated",
     "make_dot_general",
@@ -91,6 +93,7 @@ _PLACES = {
     "einsum_states": "contraction.einsum_states",
     "fixed_scale": "quantization.fixed_scale",
     "invariant": "invariance.transform:invariant",
+    "is_frozen": "program.serving.placeholder:is_frozen",
     "make_conv_general_dilated": (
         "contraction.conv_general_dilated:make_conv_general_dilated"
     ),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import aqtlite
 from aqtlite import config, numerics
 
 MATMUL = (((1,), (0,)), ((), ()))
@@ -124,3 +125,9 @@ def assert_same(got, wanted):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def left_in_float(params: Any) -> list[Any]:
+    """The leaves of serving parameters that were not frozen."""
+    leaves = jax.tree.leaves(params, is_leaf=aqtlite.is_frozen)
+    return [leaf for leaf in leaves if not aqtlite.is_frozen(leaf)]

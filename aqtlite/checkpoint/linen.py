@@ -29,6 +29,7 @@ from aqtlite.flax.linen.calibrate import calibrate_in_float
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Buffer
+from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, with_zeros
 from aqtlite.program.serving.planning import Plan
 from aqtlite.quantization.state_collections import STATISTICS
 
@@ -182,10 +183,21 @@ class LinenVariables(Variables):
         return dict(zip(names, jax.tree.leaves(tree), strict=True))
 
     def filled(
-        self, template: Any, names: Collection[str], read: Callable[[str], Any]
+        self,
+        template: Any,
+        names: Collection[str],
+        read: Callable[[str], Any],
+        shardings: Mapping[str, jax.sharding.Sharding],
     ) -> Any:
         del names
-        return jax.tree.map_with_path(lambda key, _: read(path_name(key)), template)
+
+        def value(key_path: Any, node: Any) -> Any:
+            if isinstance(node, Placeholder):
+                (below, _), *_ = jax.tree.leaves_with_path(node)
+                return with_zeros(node, shardings.get(path_name((*key_path, *below))))
+            return read(path_name(key_path))
+
+        return jax.tree.map_with_path(value, template, is_leaf=is_placeholder)
 
 
 def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """Loading of serving variables from a converted checkpoint."""
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
@@ -20,7 +21,9 @@ from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Node, Plain, Stor
 from aqtlite.checkpoint.names import steps_of
 from aqtlite.checkpoint.report import Report, report_of, size_of
 from aqtlite.flax.linen import given_variables
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
+from aqtlite.program.serving.placeholder import with_zeros
 from aqtlite.qtensor.qtensor import QTensor
 
 
@@ -87,7 +90,10 @@ def load_serving(
     serving, plan = abstract_serving(manifest, variables, str(path))
     shardings = {} if mesh is None else variables.shardings(serving, mesh, rules)
     loaded = variables.filled(
-        serving, manifest.arrays, lambda name: _read(source, manifest, name, shardings)
+        serving,
+        manifest.arrays,
+        lambda name: _read(source, manifest, name, shardings),
+        shardings,
     )
     return plan.model.fix_scales(loaded)
 
@@ -123,7 +129,7 @@ def _manifest(source: Reader) -> Manifest:
 def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
     """Assembles the serving variables from the manifest, without a model."""
 
-    def value(node: Node) -> Any:
+    def value(path: str, node: Node) -> Any:
         match node:
             case Plain():
                 return _read(source, manifest, node.array, {})
@@ -139,10 +145,13 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
                     numerics=node.numerics,
                     padding=node.padding,
                 )
+            case FrozenKernel():
+                _, *steps = steps_of(path)
+                return with_zeros(dataclasses.replace(node, path="/".join(steps)))
             case _:
                 return node
 
-    values = {path: value(node) for path, node in manifest.nodes.items()}
+    values = {path: value(path, node) for path, node in manifest.nodes.items()}
     return given_variables.unfrozen(
         traverse_util.unflatten_dict(
             {steps_of(path): value for path, value in values.items()}

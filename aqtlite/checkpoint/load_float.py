@@ -74,7 +74,9 @@ def read_variables(
     Raises:
         CheckpointError: if an array cannot be read, or holds NaN or infinities.
     """
-    return variables.filled(template, origin, lambda name: _read(source, origin[name]))
+    return variables.filled(
+        template, origin, lambda name: _read(source, origin[name]), {}
+    )
 
 
 def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -245,6 +247,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 **_encode_info(info),
                 "number": node.number,
                 "sliced": node.sliced,
+                **({} if node.marker is None else {"marker": node.marker.shape}),
             }
         case FrozenRecord():
             if node.cfg not in configs:
@@ -305,7 +308,9 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             sliced = tuple(bool(one) for one in data["sliced"])
             if len(sliced) not in (0, len(info.shape)):
                 raise ValueError(f"a kernel of {info} is sliced along {sliced}")
-            return FrozenKernel(info.shape, info.dtype, int(data["number"]), sliced)
+            kernel = FrozenKernel(info.shape, info.dtype, int(data["number"]), sliced)
+            marker = jax.ShapeDtypeStruct(_marker_shape(data, kernel), np.float32)
+            return dataclasses.replace(kernel, marker=marker)
         case "site":
             info = _decode_info(data)
             identity, side = data["identity"], data["side"]
@@ -328,6 +333,28 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             )
         case kind:
             raise ValueError(f"a node of unknown kind {kind!r}")
+
+
+_LARGEST_MARKER = 2**20
+"""Number of elements that no marker of a model has: Flax slices along few axes."""
+
+
+def _marker_shape(data: Any, kernel: FrozenKernel) -> tuple[int, ...]:
+    """Decodes the shape of a marker, of the axes along which Flax slices a kernel."""
+    if "marker" not in data:
+        # Written before. Weights are slices along every axis along which Flax slices.
+        sliced = kernel.sliced or (False,) * len(kernel.shape)
+        sizes = zip(kernel.shape, sliced, strict=True)
+        shape = tuple(n if is_sliced else 1 for n, is_sliced in sizes)
+        return shape if math.prod(shape) <= _LARGEST_MARKER else ()
+    shape = tuple(int(n) for n in data["marker"])
+    fits = not shape or (
+        len(shape) == len(kernel.shape)
+        and all(n in (1, size) for n, size in zip(shape, kernel.shape, strict=True))
+    )
+    if not fits or math.prod(shape) > _LARGEST_MARKER:
+        raise ValueError(f"a kernel of shape {kernel.shape} with a marker of {shape}")
+    return shape
 
 
 def _decode_removed(data: Any) -> tuple[str, ...] | None:

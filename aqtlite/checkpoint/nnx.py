@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx, traverse_util
 
@@ -190,8 +191,6 @@ class NnxVariables(Variables):
         found: dict[str, jax.sharding.Sharding] = {}
         with nnx.logical_axis_rules(rules or ()):
             for steps, variable, value in _variables(serving):
-                if isinstance(value, FrozenParameter):
-                    continue
                 specs = _value(nnx.get_partition_spec(variable))
                 leaves = jax.tree.leaves(jax.tree.broadcast(specs, value))
                 for name, spec in zip(_named(steps, value), leaves, strict=True):
@@ -203,6 +202,7 @@ class NnxVariables(Variables):
         template: QuantizedModel,
         names: Collection[str],
         read: Callable[[str], Any],
+        shardings: Mapping[str, jax.sharding.Sharding],
     ) -> QuantizedModel:
         own = _leaves(self.model)
         missing: list[str] = []
@@ -211,6 +211,8 @@ class NnxVariables(Variables):
             if name in names:
                 x = read(name)
                 return arrays_lib.as_key(x, leaf) if arrays_lib.is_key(leaf) else x
+            if name not in own:  # The marker of a frozen parameter.
+                return jnp.zeros(leaf.shape, leaf.dtype, device=shardings.get(name))
             if isinstance(own[name], jax.ShapeDtypeStruct):
                 missing.append(name)
             return own[name]
@@ -268,11 +270,10 @@ def _with_leaves(
     flat = []
     for path, variable in nnx.to_flat_state(state):
         value = _value(variable)
-        if not isinstance(value, FrozenParameter):
-            named = _named(_steps(path, variable), value).items()
-            value = jax.tree.unflatten(
-                jax.tree.structure(value), [function(name, x) for name, x in named]
-            )
+        named = _named(_steps(path, variable), value).items()
+        value = jax.tree.unflatten(
+            jax.tree.structure(value), [function(name, x) for name, x in named]
+        )
         is_variable = isinstance(variable, nnx.Variable)
         flat.append((path, variable.replace(value) if is_variable else value))
     return nnx.merge(graphdef, nnx.from_flat_state(flat))
@@ -295,8 +296,8 @@ def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
             nodes[(*steps[:-1], RECORD)] = variable.get_metadata(RECORD)
             continue
         if isinstance(value, FrozenParameter):
-            kernel = FrozenKernel(value.shape, value.dtype, value.number, value.sliced)
-            nodes[steps] = kernel
+            static = value.shape, value.dtype, value.number, value.sliced
+            nodes[steps] = FrozenKernel(*static, marker=value.marker)
             continue
         for name, x in _named(steps, value).items():
             if name not in without:

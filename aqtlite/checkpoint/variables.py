@@ -134,14 +134,19 @@ class Variables(abc.ABC):
 
     @abc.abstractmethod
     def filled(
-        self, template: Any, names: Collection[str], read: Callable[[str], Any]
+        self,
+        template: Any,
+        names: Collection[str],
+        read: Callable[[str], Any],
+        shardings: Mapping[str, jax.sharding.Sharding],
     ) -> Any:
-        """Fills a template with arrays.
+        """Fills a template with arrays, and with zeros for markers.
 
         Args:
             template: the template.
             names: names of the arrays that can be read.
             read: function that reads the array of a name.
+            shardings: shardings of the markers of frozen parameters, by name.
         """
 
 

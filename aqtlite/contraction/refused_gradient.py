@@ -16,14 +16,14 @@ def refused(value: jax.Array, of: Any, message: str) -> jax.Array:
     """Returns a value, and refuses gradients with respect to what it was made of.
 
     Args:
-        value: array to return, constant to differentiation.
+        value: array to return; gradients with respect to it pass through.
         of: array that is not to be differentiated.
         message: text of the error.
 
     Raises:
         TypeError: if `of` is differentiated, in reverse mode.
     """
-    return _refused(message, jax.lax.stop_gradient(value), of)
+    return _refused(message, value, of)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -13,17 +13,13 @@ from aqtlite.calibration import batches as batches_lib
 from aqtlite.jaxpr import biases, rewriting
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.program import served
-from aqtlite.program.convert import (
-    ServingFunction,
-    frozen_by_module,
-    is_frozen,
-    program_of,
-)
+from aqtlite.program.convert import ServingFunction, frozen_by_module, program_of
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.served import Entries
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Parameter
+from aqtlite.program.serving.placeholder import is_placeholder
 from aqtlite.qtensor.qtensor import QTensor
 
 
@@ -236,7 +232,7 @@ def with_errors(params: Any, errors: Mapping[int, jax.Array]) -> Any:
         params: pytree of parameters, some of which may be frozen.
         errors: what is added to a leaf, by its number.
     """
-    leaves, treedef = jax.tree.flatten(params, is_leaf=is_frozen)
+    leaves, treedef = jax.tree.flatten(params, is_leaf=is_placeholder)
     for number, error in errors.items():
         leaves[number] = (leaves[number] + error).astype(leaves[number].dtype)
     return jax.tree.unflatten(treedef, leaves)

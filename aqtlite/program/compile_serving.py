@@ -11,6 +11,7 @@ from jax import export
 
 from aqtlite.lowering.target import Target
 from aqtlite.program import merged, packed, undivided
+from aqtlite.program.serving.placeholder import without_markers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class ServingProgram:
     """Arrays that the program takes first."""
 
     _jitted: Any = dataclasses.field(repr=False)
-    """The function of the leaves of the serving variables, and of the arguments."""
+    """The function of all leaves of the serving variables, and of the arguments."""
 
     _shapes: tuple[tuple[Any, ...], dict[str, Any]] = dataclasses.field(repr=False)
     """Shapes of its positional and keyword arguments."""
@@ -113,7 +114,11 @@ def compile_serving(
     """
     donated = _donated(donate_argnums, 1 + len(args))
     _check_sizes(args, kwargs)
-    leaves, structure = jax.tree.flatten(serving)
+    every, structure = jax.tree.flatten(serving)
+    # What is compiled is not differentiated, and each argument takes time.
+    numbers = without_markers(jax.tree.unflatten(structure, range(len(every))))
+    kept, structure = jax.tree.flatten(numbers)
+    leaves = [every[i] for i in kept]
     _check_concrete((*leaves, jnp.zeros(()), args, kwargs))
     for leaf in leaves:
         if not isinstance(leaf, jax.Array):
@@ -129,9 +134,13 @@ def compile_serving(
     def run(leaves: tuple[jax.Array, ...], *args: Any, **kwargs: Any) -> Any:
         return function(jax.tree.unflatten(structure, leaves), *args, **kwargs)
 
+    def run_all(every: tuple[jax.Array, ...], *args: Any, **kwargs: Any) -> Any:
+        return run(tuple(every[i] for i in kept), *args, **kwargs)
+
     jitted = jax.jit(run, donate_argnums=donated)
     given: Any = tuple(leaves)
-    shapes = jax.tree.map(_shape_of, (given, *args)), jax.tree.map(_shape_of, kwargs)
+    shapes_of_args = jax.tree.map(_shape_of, (tuple(every), *args))
+    shapes = shapes_of_args, jax.tree.map(_shape_of, kwargs)
     with jax.disable_jit(False):
         traced = jitted.trace(given, *args, **kwargs)
         on = _one_device(given, args, kwargs)
@@ -147,7 +156,8 @@ def compile_serving(
             )
         options = undivided.options_for(traced.jaxpr) if is_on_cpu else {}
         compiled = traced.lower().compile(compiler_options=options)
-    return ServingProgram(compiled, given, jitted, shapes)
+    of_all = jax.jit(run_all, donate_argnums=donated)
+    return ServingProgram(compiled, given, of_all, shapes)
 
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

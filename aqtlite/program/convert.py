@@ -25,7 +25,7 @@ from aqtlite.program.serving.model import (
     by_input,
     parameters_of,
 )
-from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, marker_of
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS, collections_of
@@ -57,7 +57,7 @@ def convert_function(
     >>> serve_fn, serving = convert_function(fn_q, w, x)
     >>> bool((serve_fn(serving, x) == fn_q(w, x)).all())
     True
-    >>> sum(leaf.nbytes for leaf in jax.tree.leaves(serving)), w.nbytes
+    >>> sum(leaf.nbytes for leaf in jax.tree.leaves(serving["aqt"])), w.nbytes
     (144, 512)
 
     Args:
@@ -75,8 +75,8 @@ def convert_function(
         and `serving_params`: a dictionary with the remaining parameters in "params",
         the integers and scales in "aqt", and the state in "state", with fixed scales
         (`FixedScale`) in place of the statistics they were computed from. A
-        `FrozenParameter`, which has no leaves, replaces each parameter that only frozen
-        weights read.
+        `FrozenParameter` (see `aqtlite.is_frozen`) replaces each parameter that only
+        frozen weights read.
 
     Raises:
         TypeError: if `fn_q` is not a `QuantizedFunction`, if it does not take the
@@ -154,10 +154,10 @@ class ServingFunction:
                 f"{type(serving).__name__}{names}"
             )
         guards.check_restored(serving[COLLECTION])
-        leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=is_frozen)
+        leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=is_placeholder)
         shapes = jax.tree.unflatten(
             treedef,
-            [x.struct if is_frozen(x) else x for x in leaves],
+            [x.struct if is_placeholder(x) else x for x in leaves],
         )
         state = serving["state"]
         program = program_of(self.function, shapes, args, kwargs, state)
@@ -282,7 +282,13 @@ class FunctionModel(Model):
         leaves, treedef = jax.tree.flatten(self._params)
         for parameter, one in frozen.items():
             leaves[parameter.number] = FrozenParameter(
-                one.shape, one.dtype, one.number, one.sliced, one.spec
+                one.shape,
+                one.dtype,
+                one.number,
+                one.sliced,
+                one.spec,
+                str(parameter),
+                marker_of(self.values[parameter]),
             )
         return jax.tree.unflatten(treedef, leaves)
 
@@ -293,12 +299,16 @@ class FunctionModel(Model):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["shape", "dtype", "number", "sliced", "spec"],
+    data_fields=["marker"],
+    meta_fields=["shape", "dtype", "number", "sliced", "spec", "path"],
 )
 @dataclasses.dataclass(frozen=True)
 class FrozenParameter(Placeholder):
-    """A placeholder for a frozen parameter: a pytree without leaves."""
+    """A placeholder for a frozen parameter.
+
+    Its only leaf is `marker`, with respect to which no gradient exists: asking for it
+    raises.
+    """
 
     @property
     def sharding(self) -> jax.sharding.PartitionSpec:
@@ -319,10 +329,5 @@ class FrozenParameter(Placeholder):
 
 def has_frozen(params: Any) -> bool:
     """Whether a tree contains a `FrozenParameter`."""
-    leaves = jax.tree.leaves(params, is_leaf=is_frozen)
-    return any(map(is_frozen, leaves))
-
-
-def is_frozen(x: Any) -> bool:
-    """Whether a node is a `FrozenParameter`."""
-    return isinstance(x, FrozenParameter)
+    leaves = jax.tree.leaves(params, is_leaf=is_placeholder)
+    return any(map(is_placeholder, leaves))

@@ -1,5 +1,6 @@
 """Evaluates a traced function with frozen weights in place of float parameters."""
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -33,9 +34,11 @@ class Found(NamedTuple):
     qtensor: QTensor
     floats: tuple[int, ...]
     """Indices of inputs that are its parameters and stayed in float for other uses."""
-
     sampled: Any
     """Samples of these floats when they were frozen; None if none were stored."""
+
+    gone: tuple[int, ...]
+    """Indices of its other parameters, which are `Placeholder`s."""
 
 
 def serve(
@@ -53,6 +56,7 @@ def serve(
         The outputs of the jaxpr.
 
     Raises:
+        TypeError: if a frozen parameter is differentiated.
         ValueError: if a frozen weight is missing, does not fit, or is beside the float
             that it replaced; or if a frozen parameter has moved or is read as a float.
     """
@@ -71,7 +75,10 @@ def serve(
     _check_read(program, found, gone, frozen, converter)
     for weights in found.values():
         weights.update(
-            {k: _compared(one, values, converter) for k, one in weights.items()}
+            {
+                k: _untrained(program, _compared(one, values, converter), values)
+                for k, one in weights.items()
+            }
         )
     replacements = {}
     for one in program.plan.quantized():
@@ -92,6 +99,16 @@ def _compared(weight: Found, values: Sequence[Any], converter: str) -> Found:
     floats = [lax.stop_gradient(jnp.asarray(values[i])) for i in weight.floats]
     is_same = identity.same_parameters(floats, weight.sampled)
     qtensor = guards.unless_stale(weight.name, weight.qtensor, is_same, converter)
+    return weight._replace(qtensor=qtensor)
+
+
+def _untrained(program: Program, weight: Found, values: Sequence[Any]) -> Found:
+    """Returns a weight that refuses gradients of its parameters that are gone."""
+    scale = weight.qtensor.scale
+    for i in weight.gone:
+        name = str(program.parameters[i])
+        scale = guards.untrained(name, scale, values[i].marker)
+    qtensor = dataclasses.replace(weight.qtensor, scale=scale)
     return weight._replace(qtensor=qtensor)
 
 
@@ -133,7 +150,8 @@ def find(
         by_number = tuple(sorted(floats, key=program.parameters.__getitem__))
         for entry in guards.fitting(similar, call.cfg, operand, steps, converter):
             qtensor, sampled = entry.values[side], entry.values.get(IDENTITY)
-            found[side] = Found(name, qtensor, by_number, sampled)
+            others = tuple(sorted(gone & origin.inputs))
+            found[side] = Found(name, qtensor, by_number, sampled, others)
     return found
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from rich import filesize
 
 from aqtlite.config.tables import Tables
+from aqtlite.program.serving.placeholder import without_markers
 from aqtlite.qtensor import codes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes.sharding import describe
@@ -38,7 +39,7 @@ def tabulate(variables: Any) -> str:
         them: values of 4 bits take half a byte.
     """
     nodes = jax.tree.leaves_with_path(
-        jax.tree.map(_as_array, variables), is_leaf=_is_quantized
+        jax.tree.map(_as_array, without_markers(variables)), is_leaf=_is_quantized
     )
     rows = [
         (_name(path), _content(node), codes.stored_bytes(node)) for path, node in nodes

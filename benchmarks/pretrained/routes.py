@@ -173,8 +173,12 @@ def served(
 
 def nbytes(tree: Any) -> int:
     """Bytes of arrays, where values of few bits share a byte."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, aqtlite.QTensor))
-    return sum(map(_nbytes, leaves))
+    leaves = jax.tree.leaves(tree, is_leaf=_is_node)
+    return sum(_nbytes(leaf) for leaf in leaves if not aqtlite.is_frozen(leaf))
+
+
+def _is_node(x: Any) -> bool:
+    return isinstance(x, aqtlite.QTensor) or aqtlite.is_frozen(x)
 
 
 def _nbytes(leaf: Any) -> int:

@@ -10,8 +10,9 @@ import pytest
 from flax import core as flax_core
 from flax import linen as nn
 
-from aqtlite import config
-from aqtlite.flax import AqtDotGeneral, AqtEinsum, FrozenKernel, convert
+import aqtlite
+from aqtlite import calibration, config
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, FrozenKernel, calibrate, convert
 from tests.common import mostly_slow
 from tests.flax import models
 from tests.flax.support import (
@@ -46,9 +47,10 @@ def test_what_stays_and_what_goes(model):
     assert_equal(variables, before)  # The argument is left alone.
     assert set(serving) == {*variables, "aqt"}
     assert all(len(shape) < 2 for shape in float_shapes(serving["params"]))
-    flat = dict(jax.tree_util.tree_flatten_with_path(variables["params"])[0])
-    for path, leaf in jax.tree_util.tree_flatten_with_path(serving["params"])[0]:
-        assert leaf is flat[path]
+    flat = dict(jax.tree.leaves_with_path(variables["params"]))
+    left = jax.tree.leaves_with_path(serving["params"], is_leaf=aqtlite.is_frozen)
+    for path, leaf in left:
+        assert aqtlite.is_frozen(leaf) or leaf is flat[path]
 
 
 @pytest.mark.parametrize(
@@ -220,6 +222,27 @@ def test_weights_shared_over_the_steps_of_a_scan():
 def test_weights_of_a_scan_that_does_not_lift_the_collection(operands):
     model = _shared_over_steps("params", frozen_operands=operands)
     check_served(model, X[:1], X[:, None], frozen=0)
+
+
+def test_weights_of_steps_with_states_of_their_own():
+    cfg = config.update(
+        INT8,
+        {
+            "fwd.rhs.calibration": calibration.MaxOverBatches(),
+            "fwd.rhs.calib_shared_axes": "per_tensor",
+        },
+    )
+    scan = nn.scan(
+        Step,
+        variable_axes={"aqt_stats": 0},
+        variable_broadcast=["params", "aqt"],
+        split_rngs={"params": False},
+    )
+    model = scan(AqtDotGeneral(cfg))
+    inputs = X[:1], X[:, None]
+    variables = calibrate(model, init(model, *inputs), [inputs])
+    with pytest.raises(ValueError, match="the steps of an nn.scan share a weight"):
+        convert(model, variables, *inputs)
 
 
 def test_wrong_variables():

@@ -291,7 +291,12 @@ def test_nothing_of_the_comparison_is_compiled(model, args, monkeypatch):
 
     monkeypatch.setattr(lookup, "_traced", known)
     if not isinstance(model, models.Loop | CrossAttention):
-        assert text.count(" = ") == compiled().count(" = ")
+        assert _num_instructions(text) == _num_instructions(compiled())
+
+
+def _num_instructions(text):
+    """Number of instructions but parameters, some of which are unread markers."""
+    return text.count(" = ") - text.count(" parameter(")
 
 
 def test_a_cast_changes_what_is_asked_for():

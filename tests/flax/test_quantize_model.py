@@ -19,6 +19,7 @@ from aqtlite.flax import (
     convert,
     quantize_model,
 )
+from aqtlite.program.serving.placeholder import without_markers
 from aqtlite.quantization.fixed_scale import FixedScale
 from tests.common import normal, quick_jit
 from tests.flax.support import init
@@ -160,8 +161,8 @@ def test_mapped_layers_and_layers_called_twice_equal_injected_ones():
 
 
 def _arrays(serving):
-    """Paths and values of the arrays of serving variables."""
-    flat = jax.tree_util.tree_flatten_with_path(serving)[0]
+    """Paths and values of the arrays of serving variables, without markers."""
+    flat = jax.tree_util.tree_flatten_with_path(without_markers(serving))[0]
     return {jax.tree_util.keystr(path): np.asarray(x).tolist() for path, x in flat}
 
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import convert, inject_dot_general
-from tests.common import rms_error
+from tests.common import left_in_float, rms_error
 from tests.flax.support import DG, XX, apply, assert_equal, init
 
 pytestmark = pytest.mark.code("quick")
@@ -52,7 +52,7 @@ def test_served_equals_trained(cell):
     model = rnn(cell)
     variables = init(model, XX)
     serving = convert(model, variables, XX, strict=True)
-    kernels = [w for w in jax.tree.leaves(serving["params"]) if w.ndim > 1]
+    kernels = [w for w in left_in_float(serving["params"]) if w.ndim > 1]
     assert not kernels
     out = apply(model, variables, XX)
     assert_equal(out, apply(model, serving, XX))

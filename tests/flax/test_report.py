@@ -11,6 +11,7 @@ from flax import nnx
 
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
+from aqtlite.program.serving.placeholder import without_markers
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -153,7 +154,7 @@ def _converted(model, x, **kwargs):
     for name, tree in (("before", variables["params"]), ("after", serving)):
         if name == "after":
             tree = {k: tree[k] for k in ("params", "aqt") if k in tree}
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(without_markers(tree)))
         assert size == getattr(report, f"bytes_{name}")
     return variables, serving, report
 

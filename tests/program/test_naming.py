@@ -8,6 +8,7 @@ import aqtlite
 from aqtlite import Rule, config
 from aqtlite.program import plan
 from aqtlite.program.naming import by_parameter, by_scope
+from tests.common import left_in_float
 
 pytestmark = pytest.mark.code("quick")
 
@@ -113,7 +114,7 @@ def test_rules_for_plain_dictionaries():
     _, serving = aqtlite.convert_function(quantized, TREE, X)
     assert serving["aqt"].keys() == {"layers/0/w"}
     assert serving["aqt"]["layers/0/w"].keys() == {"w"}
-    assert not jax.tree.leaves(serving["params"]["layers"][0]["w"])
+    assert not left_in_float(serving["params"]["layers"][0]["w"])
 
 
 @pytest.mark.parametrize("paths", ["scopes", "parameters"])

@@ -60,7 +60,7 @@ def convert(
 
         - a collection "aqt" with integers and scales, under the path of the contracting
           module and the name of the parameter; absent if nothing could be frozen;
-        - a `FrozenKernel` (a pytree node without leaves) in place of each parameter
+        - a `FrozenKernel` (see `aqtlite.is_frozen`) in place of each parameter
           that nothing else reads;
         - fixed scales of static ranges (`FixedScale`) in "aqt_stats", in place of the
           statistics they were computed from; gather all statistics before. Statistics

@@ -1,27 +1,34 @@
 """The node in "params" that replaces a frozen kernel."""
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 from flax import linen as nn
+from jax.sharding import NamedSharding, PartitionSpec
 
+from aqtlite.program.serving import guards
+from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.placeholder import Placeholder, none_if_false
 from aqtlite.shapes.sharding import describe
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["shape", "dtype", "number", "sliced", "spec", "removed"],
+    data_fields=["marker"],
+    meta_fields=["shape", "dtype", "number", "sliced", "spec", "path", "removed"],
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
-    """A frozen parameter: a pytree without leaves.
+    """A frozen parameter.
 
     To Flax it is a box that unboxes to an array of NaN except for a few numbers
     (`aqtlite.program.serving.placeholder`), by which serving finds the frozen weight.
+    Its only leaf is `marker`, zeros, with respect to which no gradient exists: asking
+    for it raises.
     """
 
     removed: tuple[tuple[int, int, bool], ...] = ()
@@ -32,7 +39,8 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
         return f"FrozenKernel({describe(self)})"
 
     def unbox(self) -> jax.Array:
-        return self.values()
+        with jax.debug_nans(False):
+            return guards.untrained(self.path, self.values(), self.marker)
 
     def replace_boxed(self, val: Any) -> Any:
         return val
@@ -40,6 +48,8 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
     def remove_axis(self, index: int, params: Any) -> "FrozenKernel":
         del params
         index = index % len(self.shape)
+        if (noted := _noted.value) is not None:
+            noted.add(self.number, self._axis(index))
         sliced = self._sliced()
         return dataclasses.replace(
             self,
@@ -60,6 +70,12 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
             removed=removed,
         )
 
+    def _axis(self, index: int) -> int:
+        """Returns the axis of the whole parameter that is an axis of what is left."""
+        for removed, _, _ in reversed(self.removed):
+            index += removed <= index
+        return index
+
     def _sliced(self) -> tuple[bool, ...]:
         return self.sliced or (False,) * len(self.shape)
 
@@ -76,10 +92,66 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
         )
 
     def get_partition_spec(self) -> "FrozenKernel":
-        """Returns itself, as there is no leaf to partition."""
-        return self
+        """Returns itself with a spec for its marker, which is not partitioned."""
+        return self._with_leaf(PartitionSpec())
 
     def get_sharding(self, mesh: Any) -> "FrozenKernel":
-        """Returns itself, as `get_partition_spec` does."""
-        del mesh
-        return self
+        """Returns itself with a sharding for its marker, which is not partitioned."""
+        return self._with_leaf(NamedSharding(mesh, PartitionSpec()))
+
+    def _with_leaf(self, leaf: Any) -> "FrozenKernel":
+        return jax.tree.map(lambda _: leaf, self)
+
+
+class _Noted:
+    """Axes of parameters, by number; hashed by identity, as contexts of JAX are."""
+
+    def __init__(self, axes: Mapping[int, set[int]]):
+        self._axes = axes
+
+    def add(self, number: int, axis: int) -> None:
+        self._axes[number].add(axis)
+
+
+_noted = jax.make_user_context(None)
+
+
+@contextlib.contextmanager
+def noted_axes(axes: Mapping[int, set[int]]) -> Iterator[None]:
+    """Adds the axes that transformations slice inside the context.
+
+    Args:
+        axes: axes of each frozen parameter, by its number.
+    """
+    with _noted(_Noted(axes)):
+        yield
+
+
+def in_place_of(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
+    """Returns the parameters with a `FrozenKernel` in place of each frozen one.
+
+    Args:
+        params: the parameters, boxed or not; a box is replaced with its contents.
+        frozen: placeholders of the frozen parameters.
+    """
+    kernels = {
+        parameter.key_path: dataclasses.replace(one, path=str(parameter))
+        for parameter, one in frozen.items()
+    }
+
+    def replace(path: tuple[Any, ...], node: Any) -> Any:
+        for below, _ in jax.tree.leaves_with_path(node):
+            one = kernels.get((*path, *below))
+            if one is not None:
+                return FrozenKernel(
+                    one.shape,
+                    one.dtype,
+                    one.number,
+                    one.sliced,
+                    one.spec,
+                    one.path,
+                    one.marker,
+                )
+        return node
+
+    return jax.tree.map_with_path(replace, params, is_leaf=nn.meta.is_axis_metadata)

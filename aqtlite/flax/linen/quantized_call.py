@@ -295,7 +295,7 @@ def without_kernels(
 
     In the first, shapes replace the `FrozenKernel`s of weights that rules froze; in the
     second, these kernels stay. Kernels of injected contractions stay in the first, for
-    the contractions to find, and are removed from the second. A kernel with no weight
+    the contractions to find, and the second has their markers. A kernel with no weight
     counts as frozen by rules, which report its name.
     """
     others = {k: v for k, v in variables.items() if k != COLLECTION}
@@ -314,7 +314,7 @@ def without_kernels(
         return node.struct if _is_kernel(node) and not is_injected(path) else node
 
     def as_leaf(path: Any, node: Any) -> Any:
-        return () if _is_kernel(node) and is_injected(path) else node
+        return node.marker if _is_kernel(node) and is_injected(path) else node
 
     params = variables.get(PARAMETERS, {})
     shapes = jax.tree.map_with_path(as_shape, params, is_leaf=_is_kernel)

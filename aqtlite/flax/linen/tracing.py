@@ -1,8 +1,10 @@
 """The `Model` of Linen modules: traces their calls for a conversion."""
 
+import collections
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,9 +12,8 @@ from flax import linen as nn
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import caller as callers
-from aqtlite.flax.linen import partitioning, quantized_call
+from aqtlite.flax.linen import frozen_kernel, partitioning, quantized_call
 from aqtlite.flax.linen.caller import Caller, Recorder
-from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
@@ -33,7 +34,7 @@ from aqtlite.program.serving.model import (
     StoredWeight,
     by_input,
 )
-from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.placeholder import Placeholder, marker_of
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
@@ -65,6 +66,8 @@ class LinenModel(Model):
         self._calls = calls
         self._traces: dict[int, tracing.Traced] = {}
         self._programs: dict[int, Program | None] = {}
+        self._mapped: dict[int, set[int]] = collections.defaultdict(set)
+        """Axes along which Flax slices frozen parameters, by their numbers."""
         self._activations: dict[int, set[_Place]] = {}
         """For each call, the injected contractions with an activation as operand."""
         super().__init__(
@@ -129,7 +132,8 @@ class LinenModel(Model):
         traced, program = self._traces[call], self._programs[call]
         if injected:
             recorder = _storing(injected, Contraction.weight_outputs, self._go_on(call))
-            traced = self._traced(call, recorder, self._variables)
+            with _shared_weights_explained():
+                traced = self._traced(call, recorder, self._variables)
             program = self._program(traced) if of_rules else None
         inputs = [traced.inputs[0]]
         stored = callers.stored_operands(traced.outputs[1])
@@ -153,9 +157,11 @@ class LinenModel(Model):
         program = self._programs[call]
         of_rules = set() if program is None else program.parameters_of_weights()
         injected = {one: x for one, x in frozen.items() if one not in of_rules}
-        params = with_frozen_kernels(self._variables["params"], injected)
+        params = frozen_kernel.in_place_of(self._variables["params"], injected)
         recorder = _storing(keys, _fingerprint, lambda one, place: one.in_float())
-        traced = self._traced(call, recorder, {**self._variables, "params": params})
+        with frozen_kernel.noted_axes(self._mapped):
+            variables = {**self._variables, "params": params}
+            traced = self._traced(call, recorder, variables)
         stored = callers.stored_operands(traced.outputs[1])
         return CallTrace(traced.jaxpr, {}, tuple(stored))
 
@@ -173,12 +179,19 @@ class LinenModel(Model):
             for step in one.module:
                 tree = tree.setdefault(step, {})
             tree[one.name] = (partitioning.boxed(one, boxes) if boxes else one).entry
+        marked = {
+            parameter: dataclasses.replace(
+                one,
+                marker=marker_of(self.values[parameter], self._mapped[one.number]),
+            )
+            for parameter, one in frozen.items()
+        }
         kept = dict(self._variables)
         if STATISTICS in kept:
             kept[STATISTICS] = second_moment.without(kept[STATISTICS])
         return {
             **kept,
-            "params": with_frozen_kernels(params, frozen),
+            "params": frozen_kernel.in_place_of(params, marked),
             **({COLLECTION: collection} if collection else {}),
         }
 
@@ -305,6 +318,31 @@ def _storing(
     return record
 
 
+@contextlib.contextmanager
+def _shared_weights_explained() -> Iterator[None]:
+    """Turns Flax's error about a broadcast collection "aqt" into advice.
+
+    Flax raises it where steps of `nn.scan` share a weight, and have states of their own
+    that quantize it: each has a frozen weight then.
+
+    Raises:
+        ValueError: if the trace inside the context raises that error.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "broadcasted variable has a data dependency" not in str(error):
+            raise
+        raise ValueError(
+            "the steps of an nn.scan share a weight, and each has calibration states "
+            f"of its own that quantize it, but variable_broadcast has {COLLECTION!r}: "
+            "the weight of each step is another. Quantize the model by rules "
+            "(aqtlite.flax.quantize_model), where these steps share states; or give "
+            "the weight a calibration without states; or leave it in float, by "
+            f"variable_axes={{{COLLECTION!r}: 0}} beside the states"
+        ) from error
+
+
 def _fingerprint(contraction: Contraction, side: Side) -> list[jax.Array]:
     return identity.fingerprint(contraction.array(side))
 
@@ -316,27 +354,6 @@ def _nodes(params: Any) -> list[Any]:
 
 def _without_params(variables: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in variables.items() if k != "params"}
-
-
-def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
-    """Returns the parameters with a `FrozenKernel` in place of each frozen one.
-
-    Args:
-        params: the parameters, boxed or not; a box is replaced with its contents.
-        frozen: placeholders of the frozen parameters.
-    """
-    kernels = {parameter.key_path: one for parameter, one in frozen.items()}
-
-    def replace(path: tuple[Any, ...], node: Any) -> Any:
-        for below, _ in jax.tree.leaves_with_path(node):
-            one = kernels.get((*path, *below))
-            if one is not None:
-                return FrozenKernel(
-                    one.shape, one.dtype, one.number, one.sliced, one.spec
-                )
-        return node
-
-    return jax.tree.map_with_path(replace, params, is_leaf=nn.meta.is_axis_metadata)
 
 
 def mutable_collections(mutable: Any) -> list[str]:

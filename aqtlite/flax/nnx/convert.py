@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
-from absl import logging
 from flax import nnx
 
 from aqtlite.contraction import differentiation
@@ -49,14 +48,15 @@ def convert(
 
     A weight is an operand of a quantized contraction that depends only on parameters.
     The call is traced; the part of the program that computes the weights runs once, and
-    the rest does not run. Parameters that nothing else reads are removed: their
-    `nnx.Param`s have no arrays. Integers and scales are `Frozen` variables in
-    ``serving.aqt.frozen``, by the path of the module and the name of the parameter.
-    Fixed scales of static ranges (`FixedScale`) replace the statistics they were
-    computed from.
+    the rest does not run. Parameters that nothing else reads are removed:
+    `aqtlite.is_frozen` tells their `nnx.Param`s from others. Integers and scales are
+    `Frozen` variables in ``serving.aqt.frozen``, by the path of the module and the name
+    of the parameter. Fixed scales of static ranges (`FixedScale`) replace the
+    statistics they were computed from.
 
     >>> import jax
     >>> import jax.numpy as jnp
+    >>> import aqtlite
     >>> from aqtlite import config
     >>> from aqtlite.flax.nnx import quantize_model
     >>> quantized = quantize_model(
@@ -68,8 +68,8 @@ def convert(
     True
     >>> serving.aqt.frozen[""]["kernel"].get_value()
     QTensor(int8[4,32], scale=float32[4,1], ...)
-    >>> [x.shape for x in jax.tree.leaves(nnx.state(serving, nnx.Param))]
-    [(4,)]
+    >>> aqtlite.is_frozen(serving.kernel), aqtlite.is_frozen(serving.bias)
+    (True, False)
 
     Args:
         model: result of `quantize_model`, or a model with functions of
@@ -196,33 +196,12 @@ class NnxModel(FunctionModel):
             if IDENTITY in one.values:
                 sample = Sample(one.values[IDENTITY], eager_sharding=False)
                 samples.setdefault(module, {})[one.name] = sample
-        self._warn_of_adapters(frozen)
         self._call.replace_params(self.with_placeholders(frozen))
         aqt, name = self._model.aqt, recipe_name([one.record for one in stored])
         aqt.frozen, aqt.samples = nnx.data(weights), nnx.data(samples)
         aqt.statistics = nnx.data(second_moment.without(aqt.statistics))
         aqt.recipe = nnx.data(Recipe({name: {}}, eager_sharding=False))
         return self._model
-
-    def _warn_of_adapters(self, frozen: Mapping[Parameter, Placeholder]) -> None:
-        """Logs frozen parameters of types that users train apart, as `nnx.LoRAParam`.
-
-        They have no arrays, so that JAX differentiates with respect to nothing, and
-        says nothing.
-        """
-        variables = self._call.variables
-        found = {one: type(variables[one.path]) for one in frozen}
-        apart = [one for one, kind in found.items() if kind is not nnx.Param]
-        if apart:
-            kinds = sorted({found[one].__name__ for one in apart})
-            logging.warning(
-                "frozen, with no arrays left to train: %d of type %s (%s). To train "
-                "them, leave their contractions in float, with Rule(path=..., "
-                "cfg=None)",
-                len(apart),
-                ", ".join(kinds),
-                ", ".join(map(str, apart)),
-            )
 
     def fix_scales(self, serving: QuantizedModel) -> QuantizedModel:
         if serving.aqt.frozen and serving.aqt.statistics:

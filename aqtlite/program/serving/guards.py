@@ -359,3 +359,26 @@ def without_gradient(weight: str, frozen: QTensor, operand: jax.Array) -> QTenso
     )
     scale = refused_gradient.refused(frozen.scale, operand, message)
     return dataclasses.replace(frozen, scale=scale)
+
+
+def untrained(parameter: str, value: jax.Array, marker: Any) -> jax.Array:
+    """Returns a value that is made of a frozen parameter, and refuses its gradient.
+
+    Args:
+        parameter: path of the parameter.
+        value: the value.
+        marker: the parameter's marker (`Placeholder.marker`); None for none.
+
+    Raises:
+        TypeError: if the marker is differentiated.
+    """
+    if marker is None:
+        return value
+    message = (
+        f"a gradient was asked with respect to parameter {parameter!r}, which is "
+        "frozen and cannot be trained. Differentiate with respect to parameters in "
+        "float alone (aqtlite.is_frozen tells them apart); or, to train this one, "
+        "convert a model that leaves its contractions in float: "
+        "Rule(path=..., cfg=None), or AqtDotGeneral(None)"
+    )
+    return refused_gradient.refused(value, marker, message)

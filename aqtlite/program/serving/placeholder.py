@@ -8,17 +8,22 @@ parameter it was given, and how transposed, sliced or scaled
 The values are small literals, broadcast along the other axes and concatenated. XLA
 folds all that a contraction reads of them to constants, so a compiled program contains
 none of them.
+
+A frozen parameter has a marker, an array of zeros: as a pytree without leaves, it would
+be differentiated without a word. No value is computed from a marker, and what is
+differentiated with respect to one raises (`aqtlite.program.serving.guards`).
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite.shapes.sharding import on_current_mesh
 
@@ -46,6 +51,12 @@ class Placeholder:
     spec: PartitionSpec | None = None
     """Sharding of the whole parameter, on a mesh with explicit axes."""
 
+    path: str = dataclasses.field(default="", compare=False)
+    """Path of the parameter, for messages."""
+
+    marker: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """Zeros, a leaf to differentiate with respect to; None for none."""
+
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
         """Shape, dtype and sharding of the parameter on the current mesh."""
@@ -58,6 +69,75 @@ class Placeholder:
             if not any(self.sliced):
                 return _with_corners(self.number, self.shape, self.dtype)
             return _with_rows(self)
+
+
+def is_placeholder(x: Any) -> bool:
+    """Whether a node is a `Placeholder`."""
+    return isinstance(x, Placeholder)
+
+
+def is_frozen(x: Any) -> bool:
+    """Whether a node of serving variables is a parameter that was frozen.
+
+    Frozen parameters cannot be trained. Those that a conversion left in float can:
+    differentiate with respect to them alone.
+
+    >>> import aqtlite
+    >>> from aqtlite import config
+    >>> fn_q = aqtlite.quantize_function(
+    ...     lambda p, x: x @ p["w"] + p["bias"], config.weight_only(), params=0
+    ... )
+    >>> params, x = {"w": jnp.ones((8, 4)), "bias": jnp.zeros(4)}, jnp.ones((2, 8))
+    >>> serve, serving = aqtlite.convert_function(fn_q, params, x)
+    >>> params = serving["params"]
+    >>> floats = {k: v for k, v in params.items() if not aqtlite.is_frozen(v)}
+    >>> def loss(floats):
+    ...     return serve({**serving, "params": {**params, **floats}}, x).sum()
+    >>> jax.grad(loss)(floats)
+    {'bias': Array([2., 2., 2., 2.], dtype=float32)}
+
+    Args:
+        x: the node, or an `nnx.Variable`.
+    """
+    # What an `nnx.Variable` holds; Linen and functions need no NNX.
+    return is_placeholder(x.get_raw_value() if hasattr(x, "get_raw_value") else x)
+
+
+def marker_of(value: Any, mapped: Collection[int] = ()) -> Any:
+    """Returns the marker of a parameter; its shape, if that is what the value is.
+
+    Args:
+        value: the parameter, before it is frozen.
+        mapped: axes along which transformations slice the parameter, and its marker
+            with it.
+    """
+    shape = tuple(n if i in mapped else 1 for i, n in enumerate(np.shape(value)))
+    shape = shape if mapped else ()
+    sharding = None
+    if not isinstance(value, jax.core.Tracer):
+        sharding = getattr(value, "sharding", None)
+    whole = None
+    if isinstance(sharding, NamedSharding):
+        whole = NamedSharding(sharding.mesh, PartitionSpec())
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=whole)
+    return jnp.zeros(shape, jnp.float32, device=whole)
+
+
+def with_zeros(placeholder: Any, sharding: Any = None) -> Any:
+    """Returns a `Placeholder` with a marker in place of its shape."""
+    shape = placeholder.marker
+    zeros = jnp.zeros(shape.shape, shape.dtype, device=sharding)
+    return dataclasses.replace(placeholder, marker=zeros)
+
+
+def without_markers(tree: Any) -> Any:
+    """Returns a tree whose placeholders have no markers."""
+
+    def unmarked(x: Any) -> Any:
+        return dataclasses.replace(x, marker=None) if is_placeholder(x) else x
+
+    return jax.tree.map(unmarked, tree, is_leaf=is_placeholder)
 
 
 def _with_corners(number: int, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
