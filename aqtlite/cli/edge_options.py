@@ -137,8 +137,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processors",
         choices=("any", "vnni"),
         default="any",
-        help="where the results of an .onnx file have to be right: on all (the default) "
-        "or on those with VNNI, where it is faster",
+        help="where the results of an .onnx file have to be right: on all (the "
+        "default), or only on those with VNNI, where it is faster",
     )
     shared_options.add_subtree(parser)
     shared_options.add_overwrite(parser, "files that are there")

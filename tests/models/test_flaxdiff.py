@@ -25,7 +25,7 @@ MODEL = Unet(
 NOISE, TEXT = normal((2, 8, 8, 3)), normal((2, 4, 8), seed=1)
 NOISY = NOISE + normal((2, 8, 8, 3), seed=2)
 ARGS = NOISY, jnp.array([0.3, 0.7]), TEXT
-COUNT = 47
+COUNT = 50
 RULES_OF_QWIX = [qwix.QtRule(module_path=".*", weight_qtype="int8", act_qtype="int8")]
 
 
