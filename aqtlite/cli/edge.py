@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
     # The converter does not use oneDNN, but would log a notice about it.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     _check_target(args.target, args.overwrite)
+    if args.processors != "any" and args.target.suffix != ".onnx":
+        raise UserError("--processors goes with .onnx files")
     calibration, cfg = _calibration(args.calibration), _config(args)
     if args.save_ranges is not None:
         if args.calibrate is None:
@@ -91,6 +93,7 @@ def run(args: argparse.Namespace) -> None:
                 args.target,
                 rules,
                 interface=args.interface,
+                processors=args.processors,
             )
     if args.json:
         output.print_json({"target": str(args.target), **report.to_dict()})

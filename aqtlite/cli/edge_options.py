@@ -133,6 +133,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ranges), uint8 in place of int8, as pixels are, or float32 (always without "
         "ranges)",
     )
+    parser.add_argument(
+        "--processors",
+        choices=("any", "vnni"),
+        default="any",
+        help="where the results of an .onnx file have to be right: on all (the "
+        "default), or only on those with VNNI, where it is faster",
+    )
     shared_options.add_subtree(parser)
     shared_options.add_overwrite(parser, "files that are there")
     shared_options.add_json(parser)

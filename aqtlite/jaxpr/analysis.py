@@ -7,7 +7,7 @@ inputs that the outputs forward unchanged.
 
 import abc
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from jax.extend import core
 from jax.extend.core import primitives
@@ -232,43 +232,3 @@ class _WithUnread(_Dependencies):
 
 
 _EVERYTHING_READ = _WithUnread({})
-
-
-class _Slices(NamedTuple):
-    """Slices of an input along the leading axis, one for each step of a scan."""
-
-    of: "int | _Slices"
-
-
-_Source = int | _Slices | None
-"""The input that a value is, or slices of one; None for a computed value."""
-
-
-def forwarded_inputs(closed: core.ClosedJaxpr) -> list[int | None]:
-    """Returns, for each output, the index of the input that it forwards, or None.
-
-    A scan that slices an array and stacks the slices again forwards the array.
-    """
-    inputs: list[_Source] = list(range(len(closed.in_avals)))
-    found = analyze(closed.jaxpr, inputs, _Forwarding())
-    return [source if isinstance(source, int) else None for source in found]
-
-
-class _Forwarding(Analysis[_Source]):
-    def constant(self, atom: Any) -> _Source:
-        del atom
-        return None
-
-    def equation(self, eqn: Any, inputs: list[_Source]) -> list[_Source]:
-        del inputs
-        return [None] * len(eqn.outvars)
-
-    def join(self, first: _Source, second: _Source) -> _Source:
-        return first if first == second else None
-
-    def unstack(self, fact: _Source) -> _Source:
-        return None if fact is None else _Slices(fact)
-
-    def stack(self, fact: _Source, scanned: Sequence[_Source]) -> _Source:
-        is_whole = isinstance(fact, _Slices) and fact.of in scanned
-        return fact.of if is_whole and isinstance(fact, _Slices) else None

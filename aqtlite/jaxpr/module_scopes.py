@@ -123,7 +123,7 @@ def resolved(scope: str) -> Resolved:
         if mark.startswith(_ROOT):
             before += [root, *module]
             root, module = mark.removeprefix(_ROOT), []
-            before += _without_call(inside, root)
+            before += _without_calls(inside, root)
             inside = []
         elif not mark:
             inside = _without_call(inside, (root, *module)[-1])
@@ -142,6 +142,17 @@ def resolved(scope: str) -> Resolved:
         "/".join(written),
         True,
     )
+
+
+def _without_calls(scopes: list[str], root: str) -> list[str]:
+    """As `_without_call`, without the method of a model around its ``__call__``.
+
+    A class of Linen may have its own `apply` that calls `flax.linen.Module.apply`.
+    """
+    scopes = _without_call(scopes, root)
+    while scopes and scopes[-1].startswith(f"{root}."):
+        scopes = scopes[:-1]
+    return scopes
 
 
 def _without_call(scopes: list[str], name: str) -> list[str]:

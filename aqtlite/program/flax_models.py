@@ -69,5 +69,10 @@ def _in_module(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         return call(*args, **kwargs)
     path = module.path
     root = "" if path else module.name or type(module).__name__
-    with module_scopes.entering(module_scopes.Module(root, path)):
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(module_scopes.entering(module_scopes.Module(root, path)))
+        if "flax.nnx" in sys.modules:  # As in `is_nnx`.
+            from aqtlite.program import marked_modules
+
+            contexts.enter_context(marked_modules.marking_inside(module))
         return call(*args, **kwargs)

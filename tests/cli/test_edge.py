@@ -348,6 +348,7 @@ def test_wrong_data(name, words, folder, capsys, monkeypatch):
         (["broken.safetensors", *ARGV[1:], *DATA], "holds NaN or infinities"),
         (["sorted.safetensors", *ARGV[1:], *DATA], "variables of this model"),
         ([*ARGV, *DATA, "--subtree", "none"], "has no subtree 'none'"),
+        ([*ARGV, *DATA, "--processors", "vnni"], "goes with .onnx files"),
     ],
 )
 def test_errors_are_one_line(argv, words, folder, capsys, monkeypatch):
@@ -405,8 +406,10 @@ def test_an_operation_without_an_integer_form(folder, capsys, monkeypatch):
 def test_onnx(folder, capsys):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    code, out, _ = run(capsys, ARGV[0], "out.onnx", *ARGV[2:], *DATA)
+    argv = [ARGV[0], "out.onnx", *ARGV[2:], *DATA, "--processors", "vnni"]
+    code, out, _ = run(capsys, *argv)
     assert code == 0 and out.splitlines()[-1].startswith("wrote out.onnx: ")
+    assert "wrong on x86-64 without VNNI" in out
     onnx.checker.check_model(onnx.load("out.onnx"))
 
 

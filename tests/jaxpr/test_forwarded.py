@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from aqtlite.jaxpr.analysis import forwarded_inputs
+from aqtlite.jaxpr.forwarding import forwarded_inputs
 
 pytestmark = pytest.mark.code("quick")
 
@@ -44,6 +44,17 @@ def test_a_carry_that_stays_and_one_that_is_exchanged():
     closed = jax.make_jaxpr(function)(1.0, 2.0, 3.0)
     # What is stacked from the carry is an array of three.
     assert forwarded_inputs(closed) == [0, None, None, None]
+
+
+def test_axes_that_are_moved_and_moved_back():
+    def function(x, y):
+        moved = jnp.moveaxis(x, 2, 0)
+        _, (kept, turned) = lax.scan(lambda _, z: (None, (z, z.T)), None, moved)
+        one = jnp.moveaxis(kept, 0, 2)
+        return one, jnp.moveaxis(turned, 0, 2), kept, jnp.moveaxis(kept, 0, 1), y.T.T
+
+    closed = jax.make_jaxpr(function)(jnp.ones((2, 2, 2)), Y)
+    assert forwarded_inputs(closed) == [0, None, None, None, 1]
 
 
 def test_slices_of_slices():

@@ -212,3 +212,49 @@ def test_of_nnx_activations_are_of_the_module_that_contracts():
     serving = aqt_nnx.convert(model, x)
     served = nnx.jit(lambda model, x: model(x))(serving, x)
     np.testing.assert_allclose(served, out, rtol=1e-4)
+
+
+class Block(nn.Module):
+    """A layer of NNX in a model of Linen, as MaxText has them."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        return nnx.bridge.to_linen(Layer, name="layer")(x), None
+
+
+class Bridged(nn.Module):
+    """Its own `apply` calls Linen's."""
+
+    def apply(self, variables, *args, **kwargs):
+        return nn.Module.apply(self, variables, *args, **kwargs)
+
+    @nn.compact
+    def __call__(self, x):
+        scanned = nn.scan(
+            nn.remat(Block),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=2,
+        )
+        x, _ = scanned(name="layers")(x, None)
+        return nn.Dense(8, name="head")(x)
+
+
+def test_of_nnx_in_linen_they_go_on_in_the_nnx_module():
+    x = normal((2, 8, 8))
+    variables = jax.jit(Bridged().init)(jax.random.key(0), x)
+    rules = [
+        Rule(module="layers/layer/query", cfg=config.weight_only(8)),
+        Rule(path="Bridged/.*/mlp/experts", cfg=config.weight_only(4)),
+    ]
+    model = quantize_model(Bridged(), rules)
+    found = model.plan(variables, x).contractions
+    assert [(one.path, one.module, one.rule) for one in found] == [
+        ("Bridged/layers/layer/query", "layers/layer/query", 0),
+        ("Bridged/layers/layer/mlp/experts", "layers/layer/mlp", 1),
+        ("Bridged/layers/layer/mlp/experts/bte,btk->bek", "layers/layer/mlp", None),
+        ("Bridged/head", "head", None),
+    ]
+    serving = convert(model, variables, x)
+    out, served = (jax.jit(model.apply)(one, x) for one in (variables, serving))
+    np.testing.assert_array_equal(served, out)

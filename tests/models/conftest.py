@@ -2,7 +2,12 @@
 
 import importlib.util
 
-_PACKAGES = {"test_tunix.py": "tunix"}
+_PACKAGES = {
+    "test_flaxdiff.py": "flaxdiff",
+    "test_keras.py": "keras",
+    "test_maxtext.py": "maxtext",
+    "test_tunix.py": "tunix",
+}
 """The package that a file needs; the extra `models` installs them."""
 
 collect_ignore = [

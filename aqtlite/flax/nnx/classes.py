@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax
 from flax import nnx
 
-from aqtlite.flax.nnx import calls, layers, methods
+from aqtlite.flax.nnx import calls, layers
 from aqtlite.flax.nnx.model import (
     ATTRIBUTE,
     QuantizedLayer,
@@ -18,6 +18,7 @@ from aqtlite.flax.nnx.model import (
     float_class_of,
     set_class,
 )
+from aqtlite.program import nnx_methods
 
 _CALLS = {QuantizedModel: calls.call_method, QuantizedLayer: calls.call_layer}
 """For each base class, the function that calls a method."""
@@ -55,7 +56,9 @@ def _subclass(
 
     def fill(namespace: dict[str, Any]) -> None:
         call = _CALLS[kind]
-        of_class = {name: _method(base, name, call) for name in methods.names_of(base)}
+        of_class = {
+            name: _method(base, name, call) for name in nnx_methods.names_of(base)
+        }
         namespace.update(of_class, _quantized_methods=of_class, _float_class=base)
         namespace["__getattribute__"] = read
         empty = _empty, (base, kind, is_pytree)

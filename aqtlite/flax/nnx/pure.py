@@ -9,11 +9,11 @@ import jax
 from flax import nnx
 from jax.extend import core
 
-from aqtlite.flax.nnx import layers, marked_modules, partitioning
+from aqtlite.flax.nnx import layers, partitioning
 from aqtlite.flax.nnx.layers import Path
 from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel, float_class_of
-from aqtlite.jaxpr import analysis, tracing
-from aqtlite.program import injected
+from aqtlite.jaxpr import forwarding, tracing
+from aqtlite.program import injected, marked_modules
 from aqtlite.program.convert import FrozenParameter
 
 _CAPTURES = "__captures__"
@@ -236,7 +236,7 @@ class PureCall:
                 f"Do that in a method that contracts nothing, or call {name}(model, "
                 "...), which runs as it is, with the class that was quantized"
             )
-        forwarded = analysis.forwarded_inputs(traced.jaxpr)
+        forwarded = forwarding.forwarded_inputs(traced.jaxpr)
         (params, others, _, _), _ = traced.inputs
         before = [_get(params, path[1:]) for path, _ in self._params] + others
         out, changes = traced.outputs

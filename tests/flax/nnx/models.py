@@ -93,5 +93,29 @@ class Scanned(nnx.Module):
         return run(x, self.layers)
 
 
+class Stacked(Scanned):
+    """Layers stacked along axis 1, in a scan by hand that writes all of them back."""
+
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        nnx.update(self.layers, _moved(nnx.state(self.layers), 0, 1))
+
+    def __call__(self, x):
+        graphdef, state = nnx.split(self.layers)
+
+        @jax.checkpoint
+        def run(x, state):
+            layer = nnx.merge(graphdef, state)
+            return nnx.relu(layer(x)), nnx.state(layer)
+
+        x, state = jax.lax.scan(run, x, _moved(state, 1, 0))
+        nnx.update(self.layers, _moved(state, 0, 1))
+        return x
+
+
+def _moved(state, source, destination):
+    return jax.tree.map(lambda x: jnp.moveaxis(x, source, destination), state)
+
+
 X = normal((4, 8))
 TOKENS = jnp.array([[3, 1, 4, 1], [5, 9, 2, 6]])

@@ -18,7 +18,16 @@ from aqtlite.flax.nnx import (
     convert_in_place,
     quantize_model,
 )
-from tests.flax.nnx.models import CFG, TOKENS, Mlp, Scanned, Transformer, X, call
+from tests.flax.nnx.models import (
+    CFG,
+    TOKENS,
+    Mlp,
+    Scanned,
+    Stacked,
+    Transformer,
+    X,
+    call,
+)
 
 pytestmark = pytest.mark.code("quick")
 
@@ -84,6 +93,14 @@ class TestServing:
         assert_equal(serving, model, X)
         assert aqtlite.is_frozen(serving.layers.kernel)
         assert serving.aqt.frozen["layers"]["kernel"].qvalue.shape == (3, 8, 8)
+
+    def test_layers_that_are_scanned_by_another_axis(self):
+        """MaxText's: kernels are stacked along axis 1, and written back by the call."""
+        model = quantize_model(Stacked(nnx.Rngs(0)), CFG)
+        serving = convert(model, X, strict=True)
+        assert_equal(serving, model, X)
+        assert not jax.tree.leaves(serving.layers.kernel)
+        assert serving.layers.bias.shape == (8, 3)
 
     def test_decoding_with_a_cache(self):
         attention = nnx.MultiHeadAttention(2, 8, decode=True, rngs=nnx.Rngs(0))
