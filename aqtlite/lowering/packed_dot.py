@@ -84,7 +84,7 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
-    if is_int4 and pairs.pays(rows, size):
+    if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
         return None

@@ -20,8 +20,8 @@ _MATRICES = ((1,), (1,)), ((), ())
 # Up to this number of rows, widening takes a notable part of the time.
 _ROWS = 512
 
-# Weights of fewer elements are widened whole.
-_FEW_WEIGHTS = 2**18
+# Weights of fewer elements are widened whole; packed ones are bytes already.
+_FEW_WEIGHTS, _FEW_PACKED = 2**18, 2**15
 
 # Number of int4 that are widened at a time, for up to `_FEW_ROWS` and for more.
 _BLOCK, _LARGE_BLOCK = 2**18, 2**20
@@ -44,12 +44,13 @@ def has_fast_form(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> 
     is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
     if not (is_last and cpu.can_reshape(lhs, rhs)) or lhs.shape[-1] % 2:
         return False
-    return pays(math.prod(lhs.shape[:-1]), math.prod(rhs.shape))
+    rows = math.prod(lhs.shape[:-1])
+    return 0 < rows <= _ROWS and math.prod(rhs.shape) >= _FEW_WEIGHTS
 
 
-def pays(rows: int, weights: int) -> bool:
-    """Returns True if weights of this number are not better widened whole."""
-    return 0 < rows <= _ROWS and weights >= _FEW_WEIGHTS
+def pays_packed(rows: int, weights: int) -> bool:
+    """Returns True if `sums` of packed weights takes less time than widening them."""
+    return 0 < rows <= _ROWS and weights >= _FEW_PACKED
 
 
 def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
@@ -94,9 +95,18 @@ def sums(x: jax.Array, weights: jax.Array) -> jax.Array:
     padding = -rows % _TILE if is_raised else int(rows == 1)
     halves = [plain.with_zeros(half, 0, padding) for half in halves]
 
+    def of_rows(out):
+        if not is_raised:
+            return out[:rows]
+        excess = jnp.sum(x, axis=1, dtype=jnp.int32, keepdims=True)
+        return out[:rows] - _OFFSET * excess
+
     block = _BLOCK if rows <= _FEW_ROWS else _LARGE_BLOCK
     count = -(-columns * 2 * pairs // block)
     size = -(-columns // count)
+
+    if size == columns:
+        return of_rows(part(halves, weights))
 
     def insert(index, out):
         start = lax.min(lax.mul(index, np.int32(size)), np.int32(columns - size))
@@ -104,10 +114,7 @@ def sums(x: jax.Array, weights: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice_in_dim(out, values, start, axis=1)
 
     out = lax.full_like(x, 0, jnp.int32, (rows + padding, columns))
-    out = lax.fori_loop(0, -(-columns // size), insert, out)[:rows]
-    if not is_raised:
-        return out
-    return out - _OFFSET * jnp.sum(x, axis=1, dtype=jnp.int32, keepdims=True)
+    return of_rows(lax.fori_loop(0, -(-columns // size), insert, out))
 
 
 def _part_of_raised(halves: list[jax.Array], weights: jax.Array) -> jax.Array:

@@ -26,6 +26,7 @@ def unsigned(request, monkeypatch):
 def small(monkeypatch):
     """Blocks of three columns of ten, and no weights that are too few."""
     monkeypatch.setattr(pairs, "_FEW_WEIGHTS", 31)
+    monkeypatch.setattr(pairs, "_FEW_PACKED", 31)
     monkeypatch.setattr(pairs, "_BLOCK", 30)
     monkeypatch.setattr(pairs, "_LARGE_BLOCK", 45)
     monkeypatch.setattr(pairs, "_FEW_ROWS", 4)
