@@ -6,6 +6,7 @@ that stays in the cache, and contracted from there.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +28,20 @@ _FEW_WEIGHTS, _FEW_PACKED = 2**18, 2**15
 _BLOCK, _LARGE_BLOCK = 2**18, 2**20
 _FEW_ROWS = 32
 
-# The kernels compute this number of columns at a time.
+# On processors that multiply uint8 by int8, the weights are lhs up to this number of
+# rows: the first, or the second for sums of many products. XLA's kernels read lhs as it
+# is, and lay out rhs anew; but the sums then have to be transposed.
+_ROWS_OF_FEW, _ROWS_OF_MANY, _MANY_PRODUCTS = 4, 32, 512
+
+# These kernels compute a multiple of this number of rows.
 _TILE = 4
 
 _SIGNS = np.uint8(0x88)
 _LOW = np.uint8(0x0F)
 _HALF = np.uint8(4)
 _OFFSET = np.int32(8)
+
+_Part = Callable[[list[jax.Array], jax.Array], jax.Array]
 
 
 def has_fast_form(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
@@ -64,13 +72,12 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
 def as_bytes(weights: jax.Array) -> jax.Array:
     """Returns a matrix of int4 as uint8, ``(rows, columns / 2)``.
 
-    The lower half of a byte holds the first of a pair of columns, both raised by 8. A
-    column of zeros is appended to an odd number.
+    The lower half of a byte holds the first of a pair of columns. A column of zeros is
+    appended to an odd number.
     """
     weights = plain.with_zeros(weights, 1, weights.shape[1] % 2)
     rows, columns = weights.shape
-    pairs = weights.reshape(rows, columns // 2, 2)
-    return lax.bitwise_xor(lax.bitcast_convert_type(pairs, jnp.uint8), _SIGNS)
+    return lax.bitcast_convert_type(weights.reshape(rows, columns // 2, 2), jnp.uint8)
 
 
 def sums(x: jax.Array, weights: jax.Array) -> jax.Array:
@@ -86,42 +93,44 @@ def sums(x: jax.Array, weights: jax.Array) -> jax.Array:
     Returns:
         int32, ``(rows, columns)``.
     """
-    rows, (columns, pairs) = x.shape[0], weights.shape
-    x = plain.with_zeros(x.astype(jnp.int8), 1, 2 * pairs - x.shape[1])
+    rows, products = x.shape[0], 2 * weights.shape[1]
+    x = plain.with_zeros(x.astype(jnp.int8), 1, products - x.shape[1])
     halves = [lax.slice_in_dim(x, half, None, 2, axis=1) for half in (0, 1)]
-    # Processors that multiply uint8 by int8 take the halves as they are.
-    is_raised = processor.has_unsigned_dots()
-    part = _part_of_raised if is_raised else _part_of_signed
-    padding = -rows % _TILE if is_raised else int(rows == 1)
-    halves = [plain.with_zeros(half, 0, padding) for half in halves]
+    few = _ROWS_OF_MANY if products >= _MANY_PRODUCTS else _ROWS_OF_FEW
+    if processor.has_unsigned_dots() and rows <= few:
+        halves = [plain.with_zeros(half, 0, -rows % _TILE) for half in halves]
+        out = _by_blocks(_part_of_raised, halves, weights)[:rows]
+        return out - _OFFSET * jnp.sum(x, axis=1, dtype=jnp.int32, keepdims=True)
+    if not processor.multiplies_unsigned(rows):
+        # A product with a vector is not on the fast path.
+        halves = [plain.with_zeros(half, 0, int(rows == 1)) for half in halves]
+        return _by_blocks(_part_of_signed, halves, weights)[:rows]
+    halves = [cpu.offset_by_128(plain.with_zeros(half, 0, 1)) for half in halves]
+    out = _by_blocks(_part_of_signed, halves, weights)
+    # The last row, zeros before the offset, has the sums of the offset.
+    return out[:rows] - out[rows:]
 
-    def of_rows(out):
-        if not is_raised:
-            return out[:rows]
-        excess = jnp.sum(x, axis=1, dtype=jnp.int32, keepdims=True)
-        return out[:rows] - _OFFSET * excess
 
+def _by_blocks(part: _Part, halves: list[jax.Array], weights: jax.Array) -> jax.Array:
+    """Contracts blocks of columns in a loop; a single one without."""
+    rows, (columns, pairs) = halves[0].shape[0], weights.shape
     block = _BLOCK if rows <= _FEW_ROWS else _LARGE_BLOCK
-    count = -(-columns * 2 * pairs // block)
-    size = -(-columns // count)
-
+    size = -(-columns // -(-2 * columns * pairs // block))
     if size == columns:
-        return of_rows(part(halves, weights))
+        return part(halves, weights)
 
     def insert(index, out):
         start = lax.min(lax.mul(index, np.int32(size)), np.int32(columns - size))
         values = part(halves, lax.dynamic_slice_in_dim(weights, start, size))
         return lax.dynamic_update_slice_in_dim(out, values, start, axis=1)
 
-    out = lax.full_like(x, 0, jnp.int32, (rows + padding, columns))
-    return of_rows(lax.fori_loop(0, -(-columns // size), insert, out))
+    out = lax.full_like(weights, 0, jnp.int32, (rows, columns))
+    return lax.fori_loop(0, -(-columns // size), insert, out)
 
 
 def _part_of_raised(halves: list[jax.Array], weights: jax.Array) -> jax.Array:
-    """The sums of a block of weights, as uint8 that are larger by 8.
-
-    XLA's kernels read lhs as it is, which are therefore the weights.
-    """
+    """The sums of a block of weights, as uint8 that are larger by 8, as lhs."""
+    weights = lax.bitwise_xor(weights, _SIGNS)
     low, high = lax.bitwise_and(weights, _LOW), lax.shift_right_logical(weights, _HALF)
     parts = zip((low, high), halves, strict=True)
     out, other = (cpu.mixed_dot(w, x, _MATRICES) for w, x in parts)
@@ -129,9 +138,9 @@ def _part_of_raised(halves: list[jax.Array], weights: jax.Array) -> jax.Array:
 
 
 def _part_of_signed(halves: list[jax.Array], weights: jax.Array) -> jax.Array:
-    """The sums of a block of weights, as int8."""
-    signed = lax.bitcast_convert_type(lax.bitwise_xor(weights, _SIGNS), jnp.int8)
-    half = np.int8(_HALF)
+    """The sums of a block of weights, as int8, as rhs."""
+    signed, half = lax.bitcast_convert_type(weights, jnp.int8), np.int8(_HALF)
     low = lax.shift_right_arithmetic(lax.shift_left(signed, half), half)
     high = lax.shift_right_arithmetic(signed, half)
-    return plain.dot(halves[0], low, _MATRICES) + plain.dot(halves[1], high, _MATRICES)
+    contract = plain.dot if halves[0].dtype == jnp.int8 else cpu.mixed_dot
+    return contract(halves[0], low, _MATRICES) + contract(halves[1], high, _MATRICES)
