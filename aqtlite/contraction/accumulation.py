@@ -286,6 +286,8 @@ class _SumOfTiles(TargetDependent):
     multiply the memory by the number of tiles, and CPUs have no fast batched dot.
     """
 
+    is_composite = True
+
     how: ContractionExecution
     structure: Any
     """Pytree structure of the arguments: the operation, then the values, zero point and

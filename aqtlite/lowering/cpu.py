@@ -21,12 +21,6 @@ _FEW_ROWS = 64
 # not worth the kernels of a loop that transposes it, nor of a second contraction.
 _FEW_BYTES = 2**14
 
-# Up to this number of rows, widening int4 takes a notable part of the time.
-_ROWS_OF_PAIRS = 512
-
-# Number of int4 that are widened at a time.
-_WIDENED_BYTES = 2**18
-
 # Number of rows that are transposed at a time.
 _BLOCK = 16
 
@@ -149,55 +143,6 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     if has_one_column:
         out = lax.index_in_dim(out, 0, axis=-1, keepdims=False)
     return out.reshape(shape)
-
-
-def holds_pairs(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if `dot_of_pairs` supports operands and is faster than `dot`."""
-    (lhs_ca, rhs_ca), (batch, _) = dims
-    if rhs.dtype != jnp.int4 or batch or len(lhs_ca) != 1 or not can_reshape(lhs, rhs):
-        return False
-    is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
-    rows, is_large = math.prod(lhs.shape[:-1]), math.prod(rhs.shape) > _WIDENED_BYTES
-    return is_last and is_large and lhs.shape[-1] % 2 == 0 and rows <= _ROWS_OF_PAIRS
-
-
-def dot_of_pairs(
-    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
-) -> jax.Array:
-    """Contracts int8 with int4, both along their last axis, to int32.
-
-    A byte holds two int4. XLA widens them one at a time; but taking the first or the
-    second of every pair is a shift of whole bytes, which LLVM vectorizes. Each half has
-    a contraction of its own, over blocks of columns small enough for the widened values
-    to stay in the cache. The last blocks may overlap. No consumer is fused into a loop,
-    so that consumers are compiled alike whether rhs is computed or given; small
-    operands, of one block, are widened whole.
-    """
-    shape, products = dn.output_shape(dims, lhs.shape, rhs.shape), rhs.shape[-1]
-    columns = math.prod(rhs.shape[:-1])
-    pairs = rhs.reshape(columns, products // 2, 2)
-    lhs = lhs.astype(jnp.int8)
-    sides = [lax.slice_in_dim(lhs, half, None, 2, axis=-1) for half in (0, 1)]
-    block_dims = ((lhs.ndim - 1,), (1,)), ((), ())
-    blocks = -(-columns * products // _WIDENED_BYTES)
-    size = -(-columns // blocks)
-
-    def part(start):
-        halves = []
-        for half, side in enumerate(sides):
-            values = lax.dynamic_slice(
-                pairs, (start, 0, half), (size, products // 2, 1)
-            )
-            values = values.reshape(size, products // 2).astype(jnp.int8)
-            halves.append(dot(side, values, block_dims))
-        return halves[0] + halves[1]
-
-    def insert(index, out):
-        start = jnp.minimum(index * size, columns - size)
-        return lax.dynamic_update_slice_in_dim(out, part(start), start, axis=-1)
-
-    start = lax.full_like(lhs, 0, jnp.int32, (*lhs.shape[:-1], columns))
-    return lax.fori_loop(0, -(-columns // size), insert, start).reshape(shape)
 
 
 def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:

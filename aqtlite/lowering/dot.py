@@ -10,7 +10,16 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import cpu, digits, gpu, narrow, packed_dot, plain, tpu
+from aqtlite.lowering import (
+    cpu,
+    digits,
+    gpu,
+    narrow,
+    packed_dot,
+    pairs,
+    plain,
+    tpu,
+)
 from aqtlite.lowering.contraction import Contraction
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import before_transposition
@@ -66,8 +75,8 @@ class Dot(Contraction):
             return self.anywhere(lhs, rhs, precision)
         if target.is_gpu:
             return gpu.dot(lhs, rhs, self.dims, target)
-        if target.platform == "cpu" and cpu.holds_pairs(lhs, rhs, self.dims):
-            return cpu.dot_of_pairs(lhs, rhs, self.dims)
+        if target.platform == "cpu" and pairs.has_fast_form(lhs, rhs, self.dims):
+            return pairs.dot(lhs, rhs, self.dims)
         lhs, rhs = plain.without_int4(lhs, rhs)
         if target.platform != "cpu":
             return self._plain(lhs, rhs, precision)

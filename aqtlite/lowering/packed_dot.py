@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import cpu, layouts, plain, processor, target
+from aqtlite.lowering import cpu, layouts, pairs, plain, processor, target
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import shape_of
@@ -65,11 +65,16 @@ def of_dot(
         dims: dimension numbers.
         known: indices of the operands that are known, 0 for lhs.
     """
-    if len(known) != 1 or dims[1][0] or not processor.has_unsigned_dots():
-        return None
-    if (lhs.dtype, rhs.dtype) != (np.int8, np.int8):
+    if len(known) != 1 or dims[1][0]:
         return None
     (argument,) = known
+    dtypes = lhs.dtype, rhs.dtype
+    is_int4 = dtypes[argument] == jnp.int4
+    narrow = (np.int8, jnp.int4) if is_int4 else (np.int8,)
+    if not (is_int4 or processor.has_unsigned_dots()):
+        return None
+    if any(dtype not in narrow for dtype in dtypes):
+        return None
     of_x, of_weight = 1 - argument, argument
     shapes, contracting = (lhs.shape, rhs.shape), dims[0]
     first = len(shapes[of_x]) - len(contracting[of_x])
@@ -79,6 +84,10 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
+    if is_int4 and pairs.pays_packed(rows, size):
+        return _Pairs(argument, contracting[of_weight], shapes[of_weight])
+    if is_int4:
+        return None
     if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
         return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
     if rows == 0 or size < _worthwhile(rows):
@@ -194,3 +203,14 @@ class _SummedWeights(_WithWeights):
         weights, correction = packed
         out = cpu.mixed_dot(cpu.offset_by_128(x), weights, _MATRICES)
         return out - lax.expand_dims(correction, (0,))
+
+
+class _Pairs(_WithWeights):
+    """int4 weights as bytes, each of two."""
+
+    def pack(self, x):
+        return (pairs.as_bytes(self.matrix(x)),)
+
+    def sums(self, packed, x):
+        (weights,) = packed
+        return pairs.sums(x, weights)

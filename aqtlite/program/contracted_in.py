@@ -21,6 +21,9 @@ _PRODUCT = re.compile(
     r"(?P<operation>stablehlo\.dot_general|stablehlo\.convolution|chlo\.ragged_dot"
     r"|@__op\$block_scaled_dot)\W.* : \((?P<types>tensor<.*>)\) ->"
 )
+_PAIRS = re.compile(
+    r"stablehlo\.bitcast_convert\W.* : \(tensor<[\dx]*xi4>\) -> tensor<[\dx]*xui8>"
+)
 _ELEMENT = re.compile(r"tensor<(?:[\d?]+x)*(\w+)>")
 _PREFIXES = {"f": "float", "bf": "bfloat", "i": "int", "ui": "uint"}
 
@@ -42,7 +45,8 @@ def products(function: Callable[..., Any], *args: Any, platform: str) -> list[st
     Returns:
         Dtypes of lhs and rhs such as ``"int8 x int8"``, each once, in the order of the
         program. A product that takes scales of blocks has ``", block-scaled"`` after
-        them.
+        them. Products of integers that read int4 as bytes of two, as CPUs do for large
+        weights, have ``", int4 in pairs"``.
 
     Raises:
         ValueError: if the platform is unknown.
@@ -51,11 +55,14 @@ def products(function: Callable[..., Any], *args: Any, platform: str) -> list[st
     with jax.disable_jit(False):
         traced = jax.jit(function).trace(*args)
         text = traced.lower(lowering_platforms=(platform,)).as_text()
+    has_pairs = _PAIRS.search(text) is not None
     found = []
     for match in _PRODUCT.finditer(text):
         lhs, rhs, *_ = map(_dtype_of, _ELEMENT.findall(match["types"]))
-        is_scaled = "block_scaled" in match["operation"]
-        found.append(f"{lhs} x {rhs}{', block-scaled' if is_scaled else ''}")
+        suffix = ", block-scaled" if "block_scaled" in match["operation"] else ""
+        if has_pairs and {lhs, rhs} <= {"int8", "uint8"}:
+            suffix = ", int4 in pairs"
+        found.append(f"{lhs} x {rhs}{suffix}")
     return list(dict.fromkeys(found))
 
 

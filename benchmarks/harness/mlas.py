@@ -11,8 +11,11 @@ import numpy as np
 
 FLOAT32 = "onnxruntime, float32"
 INT8 = "onnxruntime, int8"
+INT4 = "onnxruntime, int4 in blocks of 32"
 
 _OPSET = 21
+
+_BLOCK, _INT8_ACTIVATIONS = 32, 4
 
 
 def is_installed() -> bool:
@@ -39,25 +42,69 @@ def served_layers(
         return {FLOAT32: _calling(float32), INT8: _calling(int8)}
 
 
+def served_int4_layer(
+    kernel: np.ndarray, bias: np.ndarray
+) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """The call of such a layer of int4 weights with a scale for each 32 of a column.
+
+    "MatMulNBits", which rounds the activations to int8, in blocks as well.
+    """
+    from onnx import helper
+
+    features, columns = kernel.shape
+    blocks = kernel.T.reshape(columns, features // _BLOCK, _BLOCK)
+    scale = np.abs(blocks).max(2, keepdims=True) / 7
+    integers = (np.rint(blocks / scale) + 8).astype(np.uint8)
+    weights = {
+        "kernel": integers[:, :, ::2] | integers[:, :, 1::2] << 4,
+        "scale": scale.reshape(-1).astype(np.float32),
+        "bias": bias,
+    }
+    product = helper.make_node(
+        "MatMulNBits",
+        ["x", "kernel", "scale"],
+        ["product"],
+        domain="com.microsoft",
+        K=features,
+        N=columns,
+        bits=4,
+        block_size=_BLOCK,
+        accuracy_level=_INT8_ACTIVATIONS,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory, "int4.onnx")
+        model = _layer(product, kernel.shape, weights)
+        path.write_bytes(model.SerializeToString())
+        return _calling(path)
+
+
 def _model(kernel: np.ndarray, bias: np.ndarray) -> Any:
-    """An ONNX model of one layer, for any number of rows."""
+    """An ONNX model of one layer."""
+    from onnx import helper
+
+    product = helper.make_node("MatMul", ["x", "kernel"], ["product"])
+    return _layer(product, kernel.shape, {"kernel": kernel, "bias": bias})
+
+
+def _layer(product: Any, shape: tuple[int, ...], weights: dict[str, np.ndarray]) -> Any:
+    """An ONNX model of a product and a bias, for any number of rows.
+
+    Args:
+        product: node from "x" to "product".
+        shape: shape of the kernel.
+        weights: values of the inputs of nodes, among them "bias".
+    """
     from onnx import TensorProto, helper, numpy_helper
 
     x, out = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", size])
-        for name, size in zip(("x", "out"), kernel.shape, strict=True)
+        for name, size in zip(("x", "out"), shape, strict=True)
     )
-    nodes = [
-        helper.make_node("MatMul", ["x", "kernel"], ["product"]),
-        helper.make_node("Add", ["product", "bias"], ["out"]),
-    ]
-    weights = [
-        numpy_helper.from_array(kernel, "kernel"),
-        numpy_helper.from_array(bias, "bias"),
-    ]
-    graph = helper.make_graph(nodes, "layer", [x], [out], weights)
-    opset = helper.make_opsetid("", _OPSET)
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    nodes = [product, helper.make_node("Add", ["product", "bias"], ["out"])]
+    values = [numpy_helper.from_array(one, name) for name, one in weights.items()]
+    graph = helper.make_graph(nodes, "layer", [x], [out], values)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     # quantize_dynamic advises simplifying the graph first unless it is marked.
     helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     return model

@@ -14,6 +14,7 @@ WORKLOADS = (
     "presets",
     "serving",
     "weight_only",
+    "int4",
     "small",
     "static_ranges",
     "kv_cache",

@@ -337,3 +337,15 @@ def test_nnx_is_refused_clearly():
     serving = convert(dense, init(dense, X), X)
     with pytest.raises(TypeError, match="no counterpart in NNX"):
         nnx.bridge.variables.linen_vars_to_nnx_attrs(serving)
+
+
+def test_int4_that_is_slow_to_serve_is_named():
+    whole = config.w4a8()
+    blocks = config.update(whole, {"fwd.rhs.blocks": config.Blocks(size=8)})
+    for cfg, expected in ((blocks, "slow on CPUs: int4 in blocks of 8"), (whole, "")):
+        dense = nn.Dense(4, use_bias=False, dot_general=AqtDotGeneral(cfg))
+        reports = []
+        x = jnp.ones((2, 16))
+        convert(dense, dense.init(jax.random.key(0), x), x, report=reports.append)
+        assert reports[0].parameters[0].slow_on == expected
+        assert expected in str(reports[0])

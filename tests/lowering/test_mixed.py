@@ -1,14 +1,12 @@
-"""Floats by integers, on CPUs: digits in blocks of rows, int4 in pairs."""
-
-import re
+"""Floats by integers, on CPUs: digits in blocks of rows."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite.lowering import cpu, dot, processor
-from tests.lowering.dots import integer_dot, mixed_dot
+from aqtlite.lowering import dot, processor
+from tests.lowering.dots import mixed_dot
 
 LAST_AXES = ((1,), (1,)), ((), ())
 FLOAT32 = jnp.dtype("float32")
@@ -108,39 +106,3 @@ def test_what_is_not_finite_poisons_its_row_alone(bad, bits):
     got = np.asarray(dot_of(x.at[6, 3].set(bad), w))
     assert not np.isfinite(got[6]).any()
     np.testing.assert_array_equal(np.delete(got, 6, 0), np.delete(clean, 6, 0))
-
-
-def test_pairs_of_int4(monkeypatch):
-    # Blocks of three columns, of which the last two overlap.
-    monkeypatch.setattr(cpu, "_WIDENED_BYTES", 30)
-    rng = np.random.default_rng(0)
-    lhs = jnp.asarray(rng.integers(-128, 128, (3, 10)), jnp.int8)
-    rhs = jnp.asarray(rng.integers(-8, 8, (7, 10)), jnp.int4)
-    assert cpu.holds_pairs(lhs, rhs, LAST_AXES)
-    got = jax.jit(lambda *x: cpu.dot_of_pairs(*x, LAST_AXES))(lhs, rhs)
-    np.testing.assert_array_equal(
-        got, np.asarray(lhs, np.int32) @ np.asarray(rhs.astype(jnp.int32)).T
-    )
-
-
-@pytest.mark.parametrize(
-    ("lhs", "rhs", "dims"),
-    [
-        ((3, 9), (5, 9), LAST_AXES),  # Half a pair.
-        ((3, 8), (8, 5), (((1,), (0,)), ((), ()))),  # Pairs of columns.
-        ((2, 3, 8), (2, 5, 8), (((2,), (2,)), ((0,), (0,)))),
-        ((600, 8), (5, 8), LAST_AXES),  # Widening is not what takes time.
-        ((3, 6), (5, 6), LAST_AXES),  # One block.
-    ],
-)
-def test_other_int4_is_widened(lhs, rhs, dims, monkeypatch):
-    monkeypatch.setattr(cpu, "_WIDENED_BYTES", 30)
-    assert not cpu.holds_pairs(jnp.ones(lhs, jnp.int8), jnp.ones(rhs, jnp.int4), dims)
-
-
-def test_pairs_are_contracted_apart(monkeypatch):
-    monkeypatch.setattr(cpu, "_WIDENED_BYTES", 30)
-    lhs, rhs = jnp.ones((3, 8), jnp.int8), jnp.ones((5, 8), jnp.int4)
-    text = jax.jit(lambda *x: integer_dot(*x, LAST_AXES)).lower(lhs, rhs)
-    dots = re.findall(r"dot_general.*\((tensor<\S+>), (tensor<\S+>)\)", text.as_text())
-    assert [one[1] for one in dots] == ["tensor<3x4xi8>"] * 2

@@ -45,6 +45,25 @@ def test_ranges_from_a_state(cfg):
     assert dtypes(cfg, "cuda") == "cuda: int8 x int8"
 
 
+def test_large_int4_weights_are_read_in_pairs_on_cpus():
+    w, x = jnp.ones((512, 512)), jnp.ones((2, 512))
+    text = {
+        platform: aqtlite.plan(
+            lambda w, x: jnp.einsum("mk,nk", x, w),
+            w,
+            x,
+            rules=config.weight_only(4),
+            params=0,
+            platform=platform,
+        )
+        .contractions[0]
+        .contracted_in
+        for platform in ("cpu", "tpu")
+    }
+    assert "int8, int4 in pairs" in text["cpu"]
+    assert "int4" not in text["tpu"]
+
+
 def test_it_is_a_column_and_in_json():
     rules = [Rule(path="second", cfg=None), Rule(cfg=config.mxfp4())]
 

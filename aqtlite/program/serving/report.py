@@ -3,11 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 from absl import logging
 
 from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.program.serving.planning import Plan
 from aqtlite.qtensor import codes
+from aqtlite.qtensor.qtensor import QTensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,10 @@ class ParameterReport:
     rounding: str = ""
     """Whether the frozen weights are sparse, and how they were rounded if not as in
     training."""
+
+    slow_on: str = ""
+    """Where the frozen weights are served slower than float32, and why; empty if that
+    is not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +112,9 @@ _SUMMED_UP = {"others": _NOT_QUANTIZED, "learned": _LEARNED, "unread": _NOT_READ
 
 def _outcome(parameter: ParameterReport) -> str:
     if parameter.is_frozen:
-        return ", ".join(filter(None, ("frozen", parameter.rounding)))
+        return ", ".join(
+            filter(None, ("frozen", parameter.rounding, parameter.slow_on))
+        )
     return f"in float: {parameter.why}"
 
 
@@ -120,12 +128,14 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
     frozen_bytes: dict[Parameter, int] = {}
     frozen_beside: set[Parameter] = set()
     roundings: dict[Parameter, str] = {}
+    slow: dict[Parameter, str] = {}
     for weight, one in zip(plan.weights, stored, strict=True):
         size = codes.stored_bytes(one.values)
         first = weight.parameters[0]
         frozen_bytes[first] = frozen_bytes.get(first, 0) + size
         frozen_beside.update(weight.parameters)
         roundings.update(dict.fromkeys(weight.parameters, one.rounding))
+        slow.update(dict.fromkeys(weight.parameters, _slow_on(one)))
     reasons, others = _reasons(plan)
     elsewhere = plan.model.quantized_elsewhere()
     read = frozenset().union(*(d.read_parameters() for d in plan.discoveries))
@@ -159,9 +169,20 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
                 bytes_before=parameter.nbytes,
                 bytes_after=frozen_bytes.get(parameter, 0) + kept,
                 rounding=roundings.get(parameter, ""),
+                slow_on=slow.get(parameter, ""),
             )
         )
     return ConversionReport(tuple(parameters), tuple(others))
+
+
+def _slow_on(weight: StoredWeight) -> str:
+    """Where a frozen weight is served slower than float32; empty for nowhere known."""
+    for q in weight.values.values():
+        if isinstance(q, QTensor) and q.qvalue.dtype == jnp.int4:
+            for size, block in zip(q.shape, q.blocks, strict=True):
+                if 1 < block < size:
+                    return f"slow on CPUs: int4 in blocks of {block}"
+    return ""
 
 
 def _reasons(plan: Plan) -> tuple[dict[Parameter, tuple[str, bool]], list[str]]:
