@@ -8,12 +8,15 @@ how each weight was quantized. Read `convert` first.
 from aqtlite.checkpoint.convert import convert_checkpoint
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.load import load_serving, summarize
+from aqtlite.checkpoint.load_quantized import QuantizedCheckpoint, load_quantized
 from aqtlite.checkpoint.report import Report
 
 __all__ = [
     "CheckpointError",
+    "QuantizedCheckpoint",
     "Report",
     "convert_checkpoint",
+    "load_quantized",
     "load_serving",
     "summarize",
 ]
