@@ -10,6 +10,7 @@ from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.load import load_serving, summarize
 from aqtlite.checkpoint.load_quantized import QuantizedCheckpoint, load_quantized
 from aqtlite.checkpoint.report import Report
+from aqtlite.checkpoint.save_quantized import save_quantized
 
 __all__ = [
     "CheckpointError",
@@ -18,5 +19,6 @@ __all__ = [
     "convert_checkpoint",
     "load_quantized",
     "load_serving",
+    "save_quantized",
     "summarize",
 ]

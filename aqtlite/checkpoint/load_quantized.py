@@ -95,7 +95,7 @@ def load_quantized(path: str | os.PathLike) -> QuantizedCheckpoint:
     >>> q8_0 = config.Tensor(
     ...     numerics=numerics.IntSymmetric(bits=8),
     ...     blocks=config.Blocks(size=32),
-    ...     scale_dtype="float16",
+    ...     scale_dtype="bfloat16",
     ... )
     >>> q = aqtlite.quantize(np.ones((4, 64), np.float32), q8_0, axes=1)
     >>> path = pathlib.Path(tempfile.mkdtemp(), "tiny.gguf")
@@ -155,7 +155,7 @@ def is_quantized(path: pathlib.Path) -> bool:
 
 
 def _gguf_file(path: pathlib.Path) -> pathlib.Path | None:
-    """The file in this format that a path names: itself, or the only one in a folder."""
+    """The GGUF file that a path names: itself, or the only one in a folder."""
     if not path.is_dir():
         return path if gguf.is_file(path) else None
     found = sorted(path.glob(f"*{gguf.SUFFIX}"))

@@ -17,6 +17,7 @@ FLOATS = tuple(jnp.dtype(name) for name in ("float32", "float16", "bfloat16"))
 E4M3 = jnp.dtype("float8_e4m3fn")
 E8M0 = jnp.dtype("float8_e8m0fnu")
 UINT8 = np.dtype("uint8")
+EXPONENTS = (UINT8, E8M0)
 INT8 = np.dtype("int8")
 INT32 = np.dtype("int32")
 
@@ -171,8 +172,8 @@ def integers(
 ) -> QTensor:
     """Makes a `QTensor` of signed or unsigned integers.
 
-    Without zero points these are plain integers, which contractions take with any grid
-    of the same storage.
+    Without zero points, those of 4 and 8 bits are plain integers, which contractions
+    take with any grid of the same storage; others have a grid that says their width.
 
     Args:
         values: int8 or uint8.
@@ -183,15 +184,13 @@ def integers(
     is_signed = values.dtype == np.int8
     if bits <= 4:
         values = values.astype(jnp.dtype("int4" if is_signed else "uint4"))
-    if zero is None:
-        return QTensor(values, scale, np.dtype("float32"))
-    grid = IntAffine(bits=bits, signed=is_signed) if bits > 1 else None
+    is_plain = bits == 1 or (zero is None and bits in (4, 8))
     return QTensor(
         values,
         scale,
         np.dtype("float32"),
-        zero_point=zero.astype(np.int32),
-        numerics=grid,
+        zero_point=None if zero is None else zero.astype(np.int32),
+        numerics=None if is_plain else IntAffine(bits=bits, signed=is_signed),
     )
 
 

@@ -22,7 +22,7 @@ def e2m1(nibbles: np.ndarray) -> np.ndarray:
 
 
 def e2m1_without_minus_zero(nibbles: np.ndarray) -> np.ndarray:
-    """Decodes nibbles as `e2m1`, and that of minus zero to zero, as some decoders do."""
+    """Decodes nibbles as `e2m1`, with zero for minus zero, as some decoders do."""
     return e2m1(np.where(nibbles == 8, np.uint8(0), nibbles))
 
 

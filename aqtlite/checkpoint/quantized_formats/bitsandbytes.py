@@ -26,6 +26,7 @@ _FLOAT32 = np.dtype("float32")
 _STORAGE = (base.UINT8, *base.FLOATS)
 _INVERSE_OF_127 = np.float32(7.874015718698502e-3)
 _LARGEST_STATE = 1 << 16
+_LARGEST_OFFSET = 1e38
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _state(tensors: base.Tensors, name: str, kind: str) -> _State:
         nested = settings.integer("nested_blocksize", 1)
         settings.one_of("nested_dtype", ("float32",))
         given = settings.values.get("nested_offset")
-        if not isinstance(given, int | float) or not abs(given) < math.inf:
+        if not isinstance(given, int | float) or not abs(given) < _LARGEST_OFFSET:
             raise settings.wrong("nested_offset", "a finite number")
         offset = float(given)
     return _State(tuple(shape), kind, settings.integer("blocksize", 1), nested, offset)

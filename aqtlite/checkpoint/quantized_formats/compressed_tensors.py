@@ -73,7 +73,7 @@ def plan(tensors: base.Tensors, settings: Settings) -> Mapping[str, base.Weight]
     ignored = settings.strings("ignore")
     plans = {}
     for module in _modules(tensors):
-        if any(_matches(one, module) for one in ignored):
+        if _is_ignored(module, ignored):
             raise CheckpointError(
                 f"{module} is quantized, and ignore of the config says that it is not"
             )
@@ -81,14 +81,18 @@ def plan(tensors: base.Tensors, settings: Settings) -> Mapping[str, base.Weight]
         plans[f"{module}.weight"] = _PLANS[scheme.format](tensors, module, scheme)
     for name, info in tensors.infos.items():
         module = name.removesuffix(".weight")
-        is_float_matrix = name.endswith(".weight") and len(info.shape) >= 2
-        is_quantized = name in plans or any(_matches(one, module) for one in ignored)
-        if is_float_matrix and not is_quantized:
-            if any(scheme.names(module) for scheme in schemes):
-                raise CheckpointError(
-                    f"{name} is {info}, and the config says that it is quantized"
-                )
+        is_weight = name.endswith(".weight") and len(info.shape) >= 2
+        if name in plans or not is_weight or _is_ignored(module, ignored):
+            continue
+        if any(scheme.names(module) for scheme in schemes):
+            raise CheckpointError(
+                f"{name} is {info}, and the config says that it is quantized"
+            )
     return plans
+
+
+def _is_ignored(module: str, patterns: Sequence[str]) -> bool:
+    return any(_matches(one, module) for one in patterns)
 
 
 def _modules(tensors: base.Tensors) -> list[str]:
@@ -243,7 +247,7 @@ def _stored_shape(
 ) -> tuple[int, ...]:
     """The shape of a packed weight, which a tensor of the file holds."""
     name = f"{module}.weight_shape"
-    dtypes = [np.dtype("int64"), base.INT32]
+    dtypes = (np.dtype("int64"), base.INT32)
     base.require(tensors, name, dtypes, [(len(packed),)])
     shape = tuple(int(size) for size in tensors.read(name))
     if len(shape) < 2 or min(shape) < 0:
@@ -326,7 +330,7 @@ def _plan_fp8(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weigh
     shape = _matrix(name, info.shape)
     scales = _scale_shape(scheme, shape, module)
     is_mx = scheme.format == "mxfp8-quantized"
-    dtypes = (base.UINT8, base.E8M0) if is_mx else base.FLOATS
+    dtypes = base.EXPONENTS if is_mx else base.FLOATS
     base.require(tensors, f"{module}.weight_scale", dtypes, scales)
     return base.weight(
         tensors,
@@ -354,7 +358,7 @@ def _plan_fp4(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weigh
     shape = (*leading, 2 * half)
     is_mx = scheme.format == "mxfp4-pack-quantized"
     scales = _scale_shape(scheme, shape, module)
-    dtypes = [base.UINT8, base.E8M0] if is_mx else [base.E4M3]
+    dtypes = base.EXPONENTS if is_mx else (base.E4M3,)
     used = [name, f"{module}.weight_scale"]
     base.require(tensors, used[1], dtypes, scales)
     if not is_mx:

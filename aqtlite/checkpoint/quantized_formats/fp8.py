@@ -71,7 +71,7 @@ def plan_scaled(
     else:
         counts = base.blocks(rows, block[0]), base.blocks(columns, block[1])
         allowed.append((*leading, *counts))
-    dtypes = [*base.FLOATS, base.E8M0, base.UINT8]
+    dtypes = [*base.FLOATS, *base.EXPONENTS]
     scale = base.require(tensors, scale_name, dtypes, allowed)
     spread = block or (rows, columns)
     return base.weight(
@@ -98,7 +98,7 @@ def _read(
 ) -> QTensor:
     values = tensors.read(name)
     stored = tensors.read(scale_name)
-    if stored.dtype in (base.E8M0, base.UINT8):
+    if stored.dtype in base.EXPONENTS:
         scale = base.powers_of_two(scale_name, stored)
     else:
         scale = base.checked_scale(scale_name, stored)

@@ -40,7 +40,10 @@ class _Layout:
         version = settings.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
         self.zero_offset = 1 if version == "gptq" else 0
         self.in_float = settings.strings("modules_in_block_to_not_quantize")
-        if settings.values.get("dynamic"):
+        dynamic = settings.inner("dynamic")
+        if dynamic is not None and not all(
+            key.startswith("-:") for key in dynamic.values
+        ):
             raise CheckpointError(
                 f"{settings.where}: dynamic gives modules other widths, which is not "
                 "read; quantize all modules alike"

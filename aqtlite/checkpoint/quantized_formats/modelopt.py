@@ -69,7 +69,7 @@ def _plan_fp8(
         return fp8.plan_scaled(tensors, name, scale, (_BLOCK, _BLOCK))
     info = base.require(tensors, name, [base.E4M3])
     if algorithm == "MXFP8":
-        base.require(tensors, scale, [base.UINT8, base.E8M0])
+        base.require(tensors, scale, base.EXPONENTS)
         return fp8.plan_scaled(tensors, name, scale, (1, group))
     rows = info.shape[:-1]
     return fp8.plan_scaled(tensors, name, scale, None, [rows, (*rows, 1)])

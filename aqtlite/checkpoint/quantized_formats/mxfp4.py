@@ -38,8 +38,7 @@ def _plan_expert(tensors: base.Tensors, name: str, separator: str) -> base.Weigh
     info = base.require(tensors, blocks, [base.UINT8])
     if len(info.shape) < 3 or info.shape[-1] != 16:
         raise CheckpointError(f"{blocks} is {info}, not blocks of 16 bytes")
-    dtypes = [base.UINT8, base.E8M0]
-    base.require(tensors, scales, dtypes, [info.shape[:-1]])
+    base.require(tensors, scales, base.EXPONENTS, [info.shape[:-1]])
     *leading, rows, count, _ = info.shape
     columns = 32 * count
     is_transposed = separator == "_"

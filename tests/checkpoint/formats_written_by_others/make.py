@@ -14,6 +14,7 @@ weight, followed by ``@`` and the dtype in which the package computes.
 """
 
 import ast
+import contextlib
 import importlib.util
 import json
 import math
@@ -25,6 +26,7 @@ import bitsandbytes
 import gguf
 import numpy as np
 import torch
+import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -94,8 +96,8 @@ def compressed(case, format_, rows, columns, **fields):
     state = {"weight": x}
     top = None
     if format_.startswith("nvfp4"):
-        top = state["weight_global_scale"] = generate_gparam(x.amin(), x.amax())
-        top = state["weight_global_scale"] = top.reshape(1)
+        top = generate_gparam(x.amin(), x.amax()).reshape(1)
+        state["weight_global_scale"] = top
     scale, zero = calculate_qparams(*bounds(x, args), args, global_scale=top)
     state["weight_scale"], state["weight_zero_point"] = scale, zero
     compressor = BaseCompressor.get_value_from_registry(format_)
@@ -176,6 +178,50 @@ def functions_of(path, names, **scope):
     return space
 
 
+def gptqmodel(source):
+    """The functions of GPTQModel that pack and decode."""
+    limits = types.SimpleNamespace(threadpool_limits=contextlib.nullcontext)
+    return functions_of(
+        source / "gptqmodel" / "nn_modules" / "qlinear" / "__init__.py",
+        ("pack_original", "dequantize_weight", "_dequantize_from_codes"),
+        THREADPOOLCTL=limits,
+        nn=torch.nn,
+        _ConvNd=torch.nn.modules.conv._ConvNd,
+        transformers=transformers,
+        _torch_right_shift=torch.bitwise_right_shift,
+        _torch_left_shift=torch.bitwise_left_shift,
+    )
+
+
+def gptq_layer(rows, columns, bits):
+    layer = torch.nn.Module()
+    layer.bits, layer.maxq, layer.planar = bits, 2**bits - 1, False
+    layer.pack_factor, layer.pack_dtype_bits = 32 // bits, 32
+    layer.in_features, layer.out_features = columns, rows
+    layer.dequant_dtype = layer.pack_dtype = torch.int32
+    layer.pack_np_math_dtype, layer.pack_np_dtype = np.uint32, np.int32
+    return layer
+
+
+def decode_gptq(source, stored, bits):
+    """Decodes with GPTQModel, (inputs, outputs)."""
+    scope = gptqmodel(source)
+    layer = gptq_layer(stored["scales"].shape[1], len(stored["g_idx"]), bits)
+    for name, x in stored.items():
+        setattr(layer, name, x)
+    if bits == 3:
+        rows = [[*range(0, 31, 3), 0], [0, *range(1, 32, 3)], [0, *range(2, 30, 3), 0]]
+        shifts = torch.tensor(rows, dtype=torch.int32).reshape(1, 3, 12)
+    else:
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32).unsqueeze(0)
+    layer.wf_unsqueeze_zero = shifts.unsqueeze(0)
+    layer.wf_unsqueeze_neg_one = shifts.unsqueeze(-1)
+    layer._init_wf_unsqueeze_buffers = lambda: None
+    decode = scope["_dequantize_from_codes"]
+    layer._dequantize_from_codes = types.MethodType(decode, layer)
+    return scope["dequantize_weight"](layer)
+
+
 def gptq(case, source, bits, *, symmetric, version, order=None):
     rows, columns, group = 32, 96, 32
     x = weights(rows, columns)
@@ -193,53 +239,14 @@ def gptq(case, source, bits, *, symmetric, version, order=None):
         scale[:, i] = ((high - low) / top).clamp(min=1e-3).half().float()
         middle = torch.full_like(low, (top + 1) // 2)
         zero[:, i] = middle if symmetric else torch.round(-low / scale[:, i])
-    layers = source / "gptqmodel" / "nn_modules" / "qlinear" / "__init__.py"
-    limits = types.SimpleNamespace(
-        threadpool_limits=lambda n: __import__("contextlib").nullcontext()
-    )
-    scope = functions_of(
-        layers,
-        ("pack_original", "dequantize_weight", "_dequantize_from_codes"),
-        THREADPOOLCTL=limits,
-        nn=torch.nn,
-        _ConvNd=torch.nn.modules.conv._ConvNd,
-        transformers=__import__("transformers"),
-        _torch_right_shift=torch.bitwise_right_shift,
-        _torch_left_shift=torch.bitwise_left_shift,
-    )
-    layer = torch.nn.Module()
-    layer.bits, layer.maxq, layer.planar = bits, top, False
-    layer.pack_factor, layer.pack_dtype_bits = 32 // bits, 32
-    layer.in_features, layer.out_features, layer.dequant_dtype = (
-        columns,
-        rows,
-        torch.int32,
-    )
-    layer.pack_np_math_dtype, layer.pack_np_dtype = np.uint32, np.int32
-    layer.pack_dtype = torch.int32
+    scope = gptqmodel(source)
+    layer = gptq_layer(rows, columns, bits)
     linear = torch.nn.Linear(columns, rows, bias=False)
     linear.weight.data = x
     scope["pack_original"](layer, linear, scale, zero, index)
-    if bits == 3:
-        shifts = torch.tensor(
-            [
-                [0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 0],
-                [0, 1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31],
-                [0, 2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 0],
-            ],
-            dtype=torch.int32,
-        ).reshape(1, 3, 12)
-    else:
-        shifts = torch.arange(0, 32, bits, dtype=torch.int32).unsqueeze(0)
-    layer.wf_unsqueeze_zero = shifts.unsqueeze(0)
-    layer.wf_unsqueeze_neg_one = shifts.unsqueeze(-1)
-    layer._init_wf_unsqueeze_buffers = lambda: None
-    layer._dequantize_from_codes = types.MethodType(
-        scope["_dequantize_from_codes"], layer
-    )
-    decoded = scope["dequantize_weight"](layer).T
     stored = {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
     stored["g_idx"] = index
+    decoded = decode_gptq(source, stored, bits).T
     if version == "gptq":
         # Version 1 holds zero points less 1.
         one = sum(1 << (bits * i) for i in range(32 // bits))
