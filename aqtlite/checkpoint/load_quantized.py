@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ _PARTS = (
     *("qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_shape"),
     *("weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point"),
     *("weight_g_idx", "absmax", "quant_map", "nested_absmax", "nested_quant_map"),
-    *("SCB", "W_q", "blocks", "scales"),
+    *("SCB", "W_q"),
 )
 """Last steps of names of tensors that are a part of a quantized weight."""
 
@@ -70,7 +70,9 @@ class QuantizedCheckpoint(Mapping[str, QTensor | np.ndarray]):
         """The config of the quantization, or the key-value pairs of GGUF."""
 
     def __getitem__(self, name: str) -> QTensor | np.ndarray:
-        return self.weights[name].read()
+        # Scales that are not finite are refused.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.weights[name].read()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -135,23 +137,27 @@ def load_quantized(path: str | os.PathLike) -> QuantizedCheckpoint:
     if not tensors.infos:
         raise CheckpointError(f"{path} holds no tensors of safetensors or GGUF")
     if method is None:
-        method = _method_of_names(tensors)
+        method = _method_of_names(tensors.names)
     found = {} if method is None else _PLANS[method](tensors, settings)
     weights = _with_others(tensors, found, method)
     return QuantizedCheckpoint(path, method, weights, settings.values)
 
 
 def is_quantized(path: pathlib.Path) -> bool:
-    """Whether a path looks like a quantized checkpoint of another library."""
+    """Whether a path says that it is a quantized checkpoint of another library.
+
+    Raises:
+        CheckpointError: if it is damaged.
+    """
     if _gguf_file(path) is not None:
         return True
     is_folder = path.is_dir() and any(path.glob("*.safetensors"))
-    if not is_folder and path.suffix != ".safetensors":
+    if not is_folder and not (path.is_file() and path.suffix == ".safetensors"):
         return False
     method, _ = safetensors.quantization_settings(path)
     if method is not None:
         return True
-    return any(map(_is_part, safetensors.SafetensorsTensors(path).infos))
+    return _method_of_names(safetensors.SafetensorsTensors(path).names) is not None
 
 
 def _gguf_file(path: pathlib.Path) -> pathlib.Path | None:
@@ -167,12 +173,15 @@ def _gguf_file(path: pathlib.Path) -> pathlib.Path | None:
     return found[0]
 
 
-def _method_of_names(tensors: base.Tensors) -> str | None:
+def _method_of_names(names: Collection[str]) -> str | None:
     """The format of files that say what they are without a config."""
-    if any(".quant_state.bitsandbytes__" in name for name in tensors.infos):
+    if any(".quant_state.bitsandbytes__" in name for name in names):
         return "bitsandbytes"
-    if any(name.endswith(("_blocks", ".blocks")) for name in tensors.infos):
-        return "mxfp4"
+    for separator in "_.":
+        suffix = f"{separator}blocks"
+        found = (one.removesuffix(suffix) for one in names if one.endswith(suffix))
+        if any(f"{one}{separator}scales" in names for one in found):
+            return "mxfp4"
     return None
 
 
@@ -190,7 +199,8 @@ def _with_others(
         if name in used:
             continue
         is_weight = name.endswith(".weight") and info.dtype.name not in _PLAIN
-        if _is_part(name) or is_weight:
+        is_expert = method == "mxfp4" and name.endswith(("blocks", "scales"))
+        if _is_part(name) or is_weight or is_expert:
             by = "no config beside it" if method is None else f"the config ({method})"
             raise CheckpointError(
                 f"{name} in {tensors.where} is {info}, a part of a quantized weight "
@@ -215,8 +225,4 @@ def _reader(tensors: base.Tensors, name: str) -> Callable[[], np.ndarray]:
 def _is_part(name: str) -> bool:
     last = name.rpartition(".")[2]
     is_state = ".quant_state.bitsandbytes__" in name
-    return (
-        is_state
-        or last in _PARTS
-        or last.endswith(("_blocks", "_scales", "_scale_inv"))
-    )
+    return is_state or last in _PARTS or last.endswith("_scale_inv")

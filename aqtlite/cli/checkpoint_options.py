@@ -63,6 +63,10 @@ A float checkpoint, in any format that 'aqtlite convert' reads: the tree of
 arrays with shapes, dtypes and sizes; --subtree of other commands takes a
 path in this tree. The folder of an Orbax CheckpointManager: the steps, and
 the tree of the latest step.
+
+A quantized checkpoint of another library, such as GGUF, GPTQ or
+compressed-tensors: the tree of weights, with the bits and blocks of each, as
+aqtlite.checkpoint.load_quantized reads them.
 """
 
 SHOW_EXAMPLES = """\
@@ -70,6 +74,7 @@ SHOW_EXAMPLES = """\
   aqtlite show run                    the steps of a checkpoint manager
   aqtlite show run/3 --depth 2        the sizes of the subtrees of a step
   aqtlite show model.safetensors --json
+  aqtlite show model-Q4_K_M.gguf      a quantized model of llama.cpp
 """
 
 

@@ -58,7 +58,7 @@ def _plan_module(tensors: base.Tensors, module: str, group: int | None) -> base.
         tensors,
         [f"{module}.{name}" for name in ("qweight", "scales", "qzeros")],
         (outputs, inputs),
-        f"awq int4, blocks of 1 x {group}, zero points",
+        f"int4, blocks of 1 x {group}, zero points",
         functools.partial(_read, tensors, module, group, inputs),
     )
 

@@ -39,6 +39,10 @@ class Weight:
     read: Callable[[], QTensor | np.ndarray]
     """Reads it; raises CheckpointError for scales and codes that the format lacks."""
 
+    def __str__(self) -> str:
+        kind, _, details = self.kind.partition(", ")
+        return f"{kind}{list(self.shape)}{details and f', {details}'}"
+
 
 class Tensors(Protocol):
     """Tensors of a checkpoint by their own names, read one at a time."""

@@ -64,7 +64,8 @@ def from_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     if 8 % bits == 0:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
         codes = (stream[..., None] >> shifts) & np.uint8(2**bits - 1)
-        return codes.reshape(*stream.shape[:-1], -1)[..., :count]
+        shape = *stream.shape[:-1], stream.shape[-1] * 8 // bits
+        return codes.reshape(shape)[..., :count]
     rows = stream.reshape(-1, stream.shape[-1])
     result = np.empty((len(rows), count), np.uint8)
     step = max(1, _ROWS_AT_ONCE // max(1, 8 * rows.shape[-1]))
@@ -82,7 +83,8 @@ def from_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     """Unpacks words that hold ``32 // bits`` codes each, with the rest unused."""
     shifts = (bits * np.arange(32 // bits)).astype(np.uint32)
     codes = (words.view(np.uint32)[..., None] >> shifts) & np.uint32(2**bits - 1)
-    return codes.reshape(*words.shape[:-1], -1)[..., :count].astype(np.uint8)
+    shape = *words.shape[:-1], words.shape[-1] * (32 // bits)
+    return codes.reshape(shape)[..., :count].astype(np.uint8)
 
 
 def to_words(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -386,7 +386,8 @@ def _read_fp4(
         divisor = base.checked_scale(top, tensors.read(top)).reshape(())
         if not divisor > 0:
             raise CheckpointError(f"{top} is 0, and divides")
-        scale = base.checked_scale(name, stored) / divisor
+        quotient = base.checked_scale(name, stored) / divisor
+        scale = base.checked_scale(name, quotient)
     return base.on_grid(values, _spread(scale, scheme, shape), bits.E2M1)
 
 

@@ -66,10 +66,11 @@ class File:
 
 def is_file(path: pathlib.Path) -> bool:
     """Whether a file begins as this format does."""
-    if not path.is_file():
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == MAGIC
+    except OSError:
         return False
-    with path.open("rb") as file:
-        return file.read(4) == MAGIC
 
 
 def without_part(path: pathlib.Path) -> str:

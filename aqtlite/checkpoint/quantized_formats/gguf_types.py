@@ -87,8 +87,10 @@ def fields(bytes_: np.ndarray, width: int, run: int) -> np.ndarray:
     Of each `run` bytes, the lowest fields of all come first, then the next ones.
     """
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    runs = bytes_.reshape(len(bytes_), -1, 1, run)
-    return ((runs >> shifts) & np.uint8(2**width - 1)).reshape(len(bytes_), -1)
+    blocks, size = bytes_.shape
+    runs = bytes_.reshape(blocks, size // run, 1, run)
+    codes = (runs >> shifts) & np.uint8(2**width - 1)
+    return codes.reshape(blocks, size * 8 // width)
 
 
 def _high_bits(bytes_: np.ndarray) -> np.ndarray:
@@ -186,7 +188,8 @@ _POWERS_OF_3 = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
 def _ternary(packed: np.ndarray, digits: int) -> np.ndarray:
     """Digits of base 3, the first the most significant, of fractions in bytes."""
     shifted = packed[:, None] * _POWERS_OF_3[:digits]
-    return ((shifted.astype(np.uint16) * 3) >> 8).reshape(len(packed), -1)
+    codes = (shifted.astype(np.uint16) * 3) >> 8
+    return codes.reshape(len(packed), digits * packed.shape[1])
 
 
 def _tq1_0(b: np.ndarray) -> Blocks:

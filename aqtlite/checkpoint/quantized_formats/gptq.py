@@ -57,8 +57,8 @@ def _plan_module(tensors: base.Tensors, module: str, layout: _Layout) -> base.We
         raise CheckpointError(f"{module}.qweight is {packed}, not a matrix")
     outputs = packed.shape[1]
     inputs = _inputs(tensors, module, packed.shape[0], width)
-    group = min(layout.group or inputs, inputs)
-    groups = base.blocks(inputs, group) if group else 0
+    group = max(min(layout.group or inputs, inputs), 1)
+    groups = base.blocks(inputs, group)
     base.require(tensors, f"{module}.scales", base.FLOATS, [(groups, outputs)])
     zeros = (groups, bits.words_of(outputs, width))
     base.require(tensors, f"{module}.qzeros", [base.INT32], [zeros])
@@ -74,7 +74,7 @@ def _plan_module(tensors: base.Tensors, module: str, layout: _Layout) -> base.We
         tensors,
         used,
         (outputs, inputs),
-        f"gptq int{width}, blocks of 1 x {group}{zero_points}{order}",
+        f"int{width}, blocks of 1 x {group}{zero_points}{order}",
         functools.partial(_read, tensors, module, layout, (outputs, inputs), group),
     )
 
@@ -107,7 +107,7 @@ def _read(
     scale = base.checked_scale(f"{module}.scales", tensors.read(f"{module}.scales")).T
     stored = bits.from_words(tensors.read(f"{module}.qzeros"), width, outputs).T
     zero = (stored + np.uint8(layout.zero_offset)) & np.uint8(2**width - 1)
-    in_order = np.arange(inputs, dtype=np.int32) // max(group, 1)
+    in_order = np.arange(inputs, dtype=np.int32) // group
     index = in_order
     if f"{module}.g_idx" in tensors.infos:
         index = tensors.read(f"{module}.g_idx")

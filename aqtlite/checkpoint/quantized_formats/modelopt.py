@@ -105,10 +105,8 @@ def _read_fp4(tensors: base.Tensors, names: list[str], group: int) -> QTensor:
     nibbles = bits.nibbles(tensors.read(names[0]))
     values = bits.e2m1_without_minus_zero(nibbles)
     inner, outer = (base.checked_scale(n, tensors.read(n)) for n in names[1:])
-    per_expert = (-1,) + (1,) * (inner.ndim - 1)
-    scale = inner * (
-        outer.reshape(()) if outer.size == 1 else outer.reshape(per_expert)
-    )
-    return base.on_grid(
-        values, base.even(scale, -1, group, values.shape[-1]), bits.E2M1
-    )
+    # One for all, or one for each expert.
+    product = inner * outer.reshape(-1, *(1,) * (inner.ndim - 1))
+    scale = base.checked_scale(names[1], product)
+    scale = base.even(scale, -1, group, values.shape[-1])
+    return base.on_grid(values, scale, bits.E2M1)

@@ -56,7 +56,8 @@ def _read(
     tensors: base.Tensors, blocks: str, scales: str, is_transposed: bool
 ) -> QTensor:
     packed = tensors.read(blocks)
-    values = bits.e2m1(bits.nibbles(packed.reshape(*packed.shape[:-2], -1)))
+    *leading, count, size = packed.shape
+    values = bits.e2m1(bits.nibbles(packed.reshape(*leading, count * size)))
     scale = base.powers_of_two(scales, tensors.read(scales))
     if is_transposed:
         values, scale = np.swapaxes(values, -1, -2), np.swapaxes(scale, -1, -2)

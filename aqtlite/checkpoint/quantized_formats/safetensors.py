@@ -37,18 +37,18 @@ class SafetensorsTensors:
         return str(self._path)
 
     @functools.cached_property
-    def _names(self) -> Mapping[str, str]:
-        """Names of the reader by the tensors' own."""
+    def names(self) -> Mapping[str, str]:
+        """Names of the float reader by the tensors' own."""
         return {key: name for name, (_, key) in self._reader.places.items()}
 
     @functools.cached_property
     def infos(self) -> Mapping[str, ArrayInfo]:
         for name, text in self._reader.others.items():
             raise CheckpointError(f"{name} in {self._path} is {text}")
-        return {key: self._reader.arrays[name] for key, name in self._names.items()}
+        return {key: self._reader.arrays[name] for key, name in self.names.items()}
 
     def read(self, name: str) -> np.ndarray:
-        return self._reader.read(self._names[name])
+        return self._reader.read(self.names[name])
 
     def _check_index(self, index: pathlib.Path) -> None:
         places = {key: file.name for file, key in self._reader.places.values()}

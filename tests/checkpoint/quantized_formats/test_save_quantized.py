@@ -159,7 +159,9 @@ def test_paths_and_metadata(tmp_path):
     refuses("there is no folder", save, path, {}, format="gguf")
     path = tmp_path / "out"
     for value in ({}, [[1], [1, 2]], 1j, object(), 1 << 70):
-        refuses("no value such as", save, path, {}, format="gguf", metadata={"a": value})
+        refuses(
+            "no value such as", save, path, {}, format="gguf", metadata={"a": value}
+        )
 
 
 def test_configs_that_servers_read(tmp_path):
