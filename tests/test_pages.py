@@ -17,7 +17,10 @@ DOCS = pathlib.Path(__file__).parent.parent / "docs"
 PAGES = [
     *sorted((DOCS / "how_to").glob("*.md")),
     *(DOCS / f"coming_from_{name}.md" for name in ("qwix", "torchao")),
-    *(DOCS / f"{name}.md" for name in ("calibration", "checkpoints", "command_line")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("calibration", "checkpoints", "command_line", "formats")
+    ),
     *(
         DOCS / f"{name}.md"
         for name in ("contractions", "edge", "edge_onnx", "numerics")

@@ -10,7 +10,6 @@ E2M1 = Float.from_dtype("float4_e2m1fn")
 
 _MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 _E2M1_VALUES = np.array(_MAGNITUDES + [-x for x in _MAGNITUDES], np.float32)
-_ROWS_AT_ONCE = 1 << 22
 
 Unpack = Callable[[np.ndarray, int, int], np.ndarray]
 """Function of words, the width of a code, and the number of codes."""
@@ -35,8 +34,9 @@ def e2m1_nibbles(values: np.ndarray) -> np.ndarray:
 
 def nibbles(packed: np.ndarray) -> np.ndarray:
     """Splits bytes along the last axis in two, the low nibble first."""
-    pairs = np.stack([packed & 15, packed >> 4], axis=-1)
-    return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+    codes = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.uint8)
+    codes[..., ::2], codes[..., 1::2] = packed & 15, packed >> 4
+    return codes
 
 
 def packed_nibbles(codes: np.ndarray) -> np.ndarray:
@@ -61,22 +61,21 @@ def from_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
         uint8, (..., `count`).
     """
     stream = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
-    if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = (stream[..., None] >> shifts) & np.uint8(2**bits - 1)
-        shape = *stream.shape[:-1], stream.shape[-1] * 8 // bits
-        return codes.reshape(shape)[..., :count]
-    rows = stream.reshape(-1, stream.shape[-1])
-    result = np.empty((len(rows), count), np.uint8)
-    step = max(1, _ROWS_AT_ONCE // max(1, 8 * rows.shape[-1]))
-    for start in range(0, len(rows), step):
-        part = np.unpackbits(
-            rows[start : start + step], axis=-1, count=count * bits, bitorder="little"
-        )
-        fields = part.reshape(len(part), count, bits)
-        packed = np.packbits(fields, axis=-1, bitorder="little")
-        result[start : start + step] = packed[..., 0]
-    return result.reshape(*words.shape[:-1], count)
+    # As many bytes as a code has bits hold 8 codes.
+    groups = -(-count // 8)
+    missing = groups * bits - stream.shape[-1]
+    if missing > 0:
+        rest = [(0, 0)] * (stream.ndim - 1) + [(0, missing)]
+        stream = np.pad(stream, rest)
+    grouped = stream[..., : groups * bits].reshape(*stream.shape[:-1], groups, bits)
+    joined = np.zeros(grouped.shape[:-1], np.uint64)
+    for i in range(bits):
+        joined |= grouped[..., i].astype(np.uint64) << np.uint64(8 * i)
+    codes = np.empty((*joined.shape, 8), np.uint8)
+    mask = np.uint64(2**bits - 1)
+    for i in range(8):
+        codes[..., i] = (joined >> np.uint64(bits * i)) & mask
+    return codes.reshape(*stream.shape[:-1], groups * 8)[..., :count]
 
 
 def from_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:

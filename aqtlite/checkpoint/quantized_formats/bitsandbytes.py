@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.quantized_formats import base
+from aqtlite.checkpoint.quantized_formats import base, bits
 from aqtlite.checkpoint.quantized_formats.codebook import Codebook
 from aqtlite.checkpoint.quantized_formats.settings import Settings, parse_json
 from aqtlite.numerics import NormalFloat, Numerics
@@ -115,7 +115,8 @@ def _state(tensors: base.Tensors, name: str, kind: str) -> _State:
 def _read_4_bits(tensors: base.Tensors, name: str, state: _State) -> QTensor:
     size, columns = math.prod(state.shape), state.shape[-1]
     packed = np.ascontiguousarray(tensors.read(name)).reshape(-1).view(np.uint8)
-    codes = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)[:size]
+    swapped = (packed << 4) | (packed >> 4)  # The high nibble comes first.
+    codes = bits.nibbles(swapped)[:size]
     codes = codes.astype(jnp.dtype("uint4")).reshape(state.shape)
     # Blocks run over the ends of rows; parts of them that stay within a row have equal
     # sizes, and each lies in one block.

@@ -1,6 +1,7 @@
 """A grid of 16 values that a file brings along."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ class Codebook(Numerics):
         return "codebook"
 
     @property
-    def arithmetic(self) -> str:  # type: ignore[override]
+    def arithmetic(self) -> Literal["table"]:
         return "table"
 
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
