@@ -12,6 +12,7 @@ from aqtlite import checkpoint, cli, config
 from aqtlite.checkpoint import replacement
 from aqtlite.flax import calibrate_in_float, convert, quantize_model
 from aqtlite.flax import nnx as aqt_nnx
+from tests.checkpoint.quantized_formats import edited
 from tests.checkpoint.support import assert_same, save
 from tests.flax import models
 from tests.flax.nnx import models as nnx_models
@@ -378,6 +379,27 @@ def test_show_of_a_float_checkpoint(folder, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["bytes"] == sum(x.nbytes for x in jax.tree.leaves(VARIABLES))
     assert data["arrays"][0].keys() == {"path", "shape", "dtype", "bytes"}
+
+
+def test_show_of_quantized_files_of_others(tmp_path, capsys):
+    file = edited.OTHERS / "gguf" / "tiny.gguf"
+    assert cli.main(["show", str(file), "--depth", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("format gguf:")
+    assert "Q4_K[3, 256], 4.5 bits  432 bytes" in shown
+    folder = edited.OTHERS / "compressed_w4_affine"
+    assert cli.main(["show", str(folder), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["format"] == "compressed-tensors"
+    assert {
+        "path": "model/layers/0/mlp/up_proj/weight",
+        "shape": [10, 96],
+        "dtype": "int4, blocks of 1 x 32, zero points",
+        "bytes": 640,
+    } in data["arrays"]
+    (tmp_path / "x.gguf").write_bytes(file.read_bytes()[:100])
+    assert cli.main(["show", str(tmp_path / "x.gguf")]) == 2
+    assert "is damaged, or no GGUF file" in capsys.readouterr().err
 
 
 def test_show_of_an_optimizer_state_in_a_tuple(tmp_path, capsys):

@@ -29,8 +29,14 @@ def plan(tensors: base.Tensors, settings: Settings) -> Mapping[str, base.Weight]
     in_float = settings.strings("modules_to_not_convert", "ignored_layers")
     plans = {}
     for name in base.suffixed(tensors, "_scale_inv"):
-        base.check_not_listed(_module_of(name), in_float, "modules_to_not_convert")
         plans[name] = plan_scaled(tensors, name, f"{name}_scale_inv", block)
+    # With one scale, as vLLM's first files have it.
+    for module in base.suffixed(tensors, ".weight_scale"):
+        name = f"{module}.weight"
+        plans[name] = plan_scaled(tensors, name, f"{name}_scale", None)
+    for name in plans:
+        module = name.removesuffix(".weight")
+        base.check_not_listed(module, in_float, "modules_to_not_convert")
     return plans
 
 
@@ -111,7 +117,3 @@ def _read(
 def keepdims(scale: np.ndarray, ndim: int) -> np.ndarray:
     """Appends axes of size 1 to one scale, or to scales of rows."""
     return scale.reshape(*scale.shape, *(1,) * (ndim - scale.ndim))
-
-
-def _module_of(name: str) -> str:
-    return name.removesuffix(".weight")

@@ -37,7 +37,9 @@ class _Layout:
         self.group = None if group == -1 else settings.integer("group_size", 1)
         self.is_symmetric = settings.flag("sym", default=False)
         self.in_order = not settings.flag("desc_act", default=False)
-        version = settings.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+        is_old = "checkpoint_format" not in settings.values
+        key = "format" if is_old else "checkpoint_format"
+        version = settings.one_of(key, ("gptq", "gptq_v2"), "gptq")
         self.zero_offset = 1 if version == "gptq" else 0
         self.in_float = settings.strings("modules_in_block_to_not_quantize")
         dynamic = settings.inner("dynamic")
