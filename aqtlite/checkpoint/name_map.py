@@ -7,7 +7,7 @@ lines are checked against all names and shapes before a weight is read.
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.load_quantized import QuantizedCheckpoint
 from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
@@ -39,7 +40,7 @@ class Move:
     (1, 0)
 
     Raises:
-        ValueError: if there is no source or target, or their placeholders do not fit.
+        ValueError: if there is no source, or placeholders do not fit.
     """
 
     sources: tuple[str, ...] | str
@@ -47,7 +48,7 @@ class Move:
 
     targets: tuple[str, ...] | str
     """Paths of variables, joined by slashes. A weight is split along `split_axis` into
-    several."""
+    several. None: the weights of the source are not used."""
 
     join_axis: int = 0
     split_axis: int = 0
@@ -65,7 +66,7 @@ class Move:
         for field in ("sources", "targets"):
             given = getattr(self, field)
             names = (given,) if isinstance(given, str) else tuple(given)
-            if not names or not all(isinstance(name, str) for name in names):
+            if not all(isinstance(name, str) for name in names):
                 raise ValueError(f"Move.{field} has to be names, got {given!r}")
             object.__setattr__(self, field, names)
         for field in ("split_sizes", "axes", "shape"):
@@ -74,8 +75,10 @@ class Move:
                 object.__setattr__(self, field, tuple(given))
         sources = {frozenset(_placeholders(name)) for name in self.sources}
         targets = {frozenset(_placeholders(name)) for name in self.targets}
-        if len(sources) != 1 or len(targets) != 1:
+        if len(sources) != 1 or len(targets) > 1:
             raise ValueError(f"{self!r}: all names of a side have equal placeholders")
+        if not targets:
+            return
         (source,), (target,) = sources, targets
         if target - source or len(source - target) > 1:
             raise ValueError(
@@ -121,7 +124,13 @@ def moves_to_json(moves: Sequence[Move]) -> str:
 class MovedWeights(Mapping[str, _Weight]):
     """Weights by the paths of the variables that they become: a lazy mapping."""
 
-    def __init__(self, reads: Mapping[str, Callable[[], _Weight]]):
+    def __init__(
+        self,
+        infos: Mapping[str, jax.ShapeDtypeStruct],
+        reads: Mapping[str, Callable[[], _Weight]],
+    ):
+        self.infos = infos
+        """Shapes and dtypes of the weights, those of quantized ones in float32."""
         self._reads = reads
 
     def __getitem__(self, name: str) -> _Weight:
@@ -137,9 +146,7 @@ class MovedWeights(Mapping[str, _Weight]):
 def move_weights(
     weights: Mapping[str, _Weight],
     moves: Sequence[Move],
-    variables: Any,
-    *,
-    ignore: Sequence[str] = (),
+    variables: Any = None,
 ) -> MovedWeights:
     """Moves the weights of a source to the variables of a model.
 
@@ -157,13 +164,13 @@ def move_weights(
     ... ]
     >>> moved = move_weights(weights, moves, variables)
     >>> {name: x.shape for name, x in moved.items()}
-    {'fc/bias': (3,), 'fc/kernel': (2, 3)}
+    {'fc/kernel': (2, 3), 'fc/bias': (3,)}
 
     Args:
         weights: weights by name, such as `load_quantized` returns.
         moves: the map.
-        variables: pytree of arrays or shapes, to be filled completely.
-        ignore: names of the source that no variable is made of, with placeholders.
+        variables: pytree of arrays or shapes, to be filled completely; None for
+            whatever the map makes.
 
     Returns:
         A mapping from paths to weights, each read when it is asked for.
@@ -172,35 +179,46 @@ def move_weights(
         CheckpointError: if a name of the source fits no line, a variable is made by no
             line or by two, or a shape is another.
     """
-    shapes = _shapes_of(weights)
-    wanted = _variables(variables)
+    known = _infos_of(weights)
     plans: dict[str, _Plan] = {}
     used: set[str] = set()
     for move in moves:
-        for target, plan in _plans(move, shapes):
+        if not move.targets:
+            patterns = [_pattern(name) for name in move.sources]
+            used |= {x for x in known if any(p.fullmatch(x) for p in patterns)}
+            continue
+        for target, plan in _plans(move, known):
             if target in plans:
                 raise CheckpointError(f"two lines of the map make {target}")
             plans[target] = plan
             used.update(name for names in plan.sources for name in names)
-    ignored = [_pattern(name) for name in ignore]
-    for name in shapes:
-        if name not in used and not any(one.fullmatch(name) for one in ignored):
+    for name in known:
+        if name not in used:
             raise CheckpointError(
-                f"no line of the map moves {name}; add one, or name it in ignore"
+                f"no line of the map moves {name}; add one, without targets if it is "
+                "not used"
             )
-    for target in (*wanted, *plans):
-        if target not in plans:
+    infos = {name: plan.info(known, name) for name, plan in plans.items()}
+    if variables is not None:
+        _check_complete(infos, _variables(variables))
+    reads = {name: plan.reader(weights) for name, plan in plans.items()}
+    return MovedWeights(infos, reads)
+
+
+def _check_complete(
+    infos: Mapping[str, jax.ShapeDtypeStruct], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    for target in (*wanted, *infos):
+        if target not in infos:
             raise CheckpointError(f"no line of the map makes the variable {target}")
         if target not in wanted:
             raise CheckpointError(f"the map makes {target}, which is no variable")
-    for target, plan in plans.items():
-        shape = plan.shape(shapes, target)
-        if shape != wanted[target]:
+    for target, info in infos.items():
+        if info.shape != wanted[target]:
             raise CheckpointError(
-                f"the map makes {target} of shape {shape} from {plan.sources[0][0]}, "
-                f"and the variable has {wanted[target]}"
+                f"the map makes {target} of shape {info.shape}, and the variable has "
+                f"{wanted[target]}"
             )
-    return MovedWeights({name: plans[name].reader(weights) for name in wanted})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,21 +230,18 @@ class _Plan:
     sources: tuple[tuple[str, ...], ...]
     """Names that are joined, for each layer."""
 
-    def shape(
-        self, shapes: Mapping[str, tuple[int, ...]], target: str
-    ) -> tuple[int, ...]:
+    def info(
+        self, infos: Mapping[str, jax.ShapeDtypeStruct], target: str
+    ) -> jax.ShapeDtypeStruct:
         """The shape of the variable; raises CheckpointError if there is none."""
-        given = [
-            [jax.ShapeDtypeStruct(shapes[name], jnp.float32) for name in names]
-            for names in self.sources
-        ]
+        given = [[infos[name] for name in names] for names in self.sources]
         try:
-            return jax.eval_shape(self.made, given).shape
+            return jax.eval_shape(self.made, given)
         except (TypeError, ValueError, IndexError) as error:
             text = str(error).partition("\n")[0]
             raise CheckpointError(
                 f"{target} cannot be made from {self.sources[0]} of shapes "
-                f"{[shapes[name] for name in self.sources[0]]}: {text}"
+                f"{[infos[name].shape for name in self.sources[0]]}: {text}"
             ) from error
 
     def reader(self, weights: Mapping[str, _Weight]) -> Callable[[], _Weight]:
@@ -283,14 +298,12 @@ def _in_float(x: _Weight) -> Any:
     return x.dequant() if isinstance(x, QTensor) else x
 
 
-def _plans(
-    move: Move, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, _Plan]]:
+def _plans(move: Move, names: Collection[str]) -> Iterator[tuple[str, _Plan]]:
     """The variables that a line makes."""
     found: dict[_Binding, list[str]] = {}
     for source in move.sources:
         pattern = _pattern(source)
-        for name in shapes:
+        for name in names:
             match = pattern.fullmatch(name)
             if match is not None:
                 binding = tuple(sorted(match.groupdict().items()))
@@ -343,10 +356,17 @@ def _pattern(name: str) -> re.Pattern:
     return re.compile(text, re.ASCII)
 
 
-def _shapes_of(weights: Mapping[str, _Weight]) -> Mapping[str, tuple[int, ...]]:
-    """Shapes by name, without reading weights that are read lazily."""
-    known = getattr(weights, "weights", weights)
-    return {name: tuple(known[name].shape) for name in weights}
+def _infos_of(weights: Mapping[str, _Weight]) -> Mapping[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes by name, without reading weights that are read lazily."""
+    if isinstance(weights, QuantizedCheckpoint):
+        return {
+            name: jax.ShapeDtypeStruct(one.shape, one.dtype)
+            for name, one in weights.weights.items()
+        }
+    return {
+        name: jax.ShapeDtypeStruct(one.shape, one.dtype)
+        for name, one in weights.items()
+    }
 
 
 def _variables(variables: Any) -> Mapping[str, tuple[int, ...]]:

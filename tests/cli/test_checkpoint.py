@@ -1,13 +1,16 @@
 """``aqtlite convert`` and ``aqtlite show``, as a user runs them."""
 
+import copy
 import json
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from flax import linen as nn
 from flax import nnx
 
+import aqtlite
 from aqtlite import checkpoint, cli, config
 from aqtlite.checkpoint import replacement
 from aqtlite.flax import calibrate_in_float, convert, quantize_model
@@ -153,6 +156,36 @@ def test_configs(options, cfg, folder, capsys):
     argv = [*MODEL, *options]
     assert run(capsys, *argv)[0] == 0
     wanted = convert(models.MlpBlock(cfg), VARIABLES, X)
+    assert_same(checkpoint.load_serving("out"), wanted)
+
+
+def test_a_checkpoint_of_another_library(folder, capsys):
+    """Its names are mapped, its weights decoded and rounded again."""
+    int8 = config.weight_only().fwd.rhs
+    weights, decoded = {}, copy.deepcopy(nn.meta.unbox(VARIABLES))
+    for i in range(3):
+        layer = decoded["params"][f"Dense_{i}"]
+        q = aqtlite.quantize(layer["kernel"].T, int8, axes=1)
+        layer["kernel"] = q.dequant().T
+        weights[f"mlp.{i}.weight"] = q
+        weights[f"mlp.{i}.bias"] = np.asarray(layer["bias"])
+    checkpoint.save_quantized("of_vllm", weights, format="compressed-tensors")
+    err = error(capsys, "of_vllm", "out", *MODEL[2:])
+    assert "is a quantized checkpoint of another library" in err
+    moves = [
+        checkpoint.Move(
+            sources="mlp.{i}.weight", targets="params/Dense_{i}/kernel", axes=(1, 0)
+        ),
+        checkpoint.Move(sources="mlp.{i}.bias", targets="params/Dense_{i}/bias"),
+    ]
+    (folder / "map.json").write_text(checkpoint.moves_to_json(moves[:1]))
+    argv = ["of_vllm", "out", *MODEL[2:], "--map", "map.json"]
+    assert "no line of the map moves mlp.0.bias" in error(capsys, *argv)
+    (folder / "map.json").write_text(checkpoint.moves_to_json(moves))
+    code, out, err = run(capsys, *argv)
+    assert code == 0 and "3 frozen, 3 kept" in out
+    assert "is quantized (compressed-tensors): its weights are rounded again" in err
+    wanted = convert(models.MlpBlock(INT8), decoded, X)
     assert_same(checkpoint.load_serving("out"), wanted)
 
 

@@ -39,6 +39,9 @@ class Weight:
     read: Callable[[], QTensor | np.ndarray]
     """Reads it; raises CheckpointError for scales and codes that the format lacks."""
 
+    dtype: np.dtype = np.dtype("float32")
+    """Dtype of an array, and of what a quantized weight stands for."""
+
     def __str__(self) -> str:
         kind, _, details = self.kind.partition(", ")
         return f"{kind}{list(self.shape)}{details and f', {details}'}"

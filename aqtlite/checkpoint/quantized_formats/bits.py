@@ -88,8 +88,15 @@ def from_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 def to_words(codes: np.ndarray, bits: int) -> np.ndarray:
     """Packs uint8 codes along the last axis, as `from_words` unpacks them; int32."""
-    fields = np.unpackbits(codes[..., None], axis=-1, count=bits, bitorder="little")
-    stream = fields.reshape(*codes.shape[:-1], codes.shape[-1] * bits)
-    rest = [(0, 0)] * (stream.ndim - 1) + [(0, -stream.shape[-1] % 32)]
-    packed = np.packbits(np.pad(stream, rest), axis=-1, bitorder="little")
-    return packed.view("<i4").astype(np.int32, copy=False)
+    *leading, count = codes.shape
+    groups = -(-count // 8)
+    rest = [(0, 0)] * len(leading) + [(0, groups * 8 - count)]
+    grouped = np.pad(codes, rest).reshape(*leading, groups, 8)
+    joined = np.zeros(grouped.shape[:-1], np.uint64)
+    for i in range(8):
+        joined |= grouped[..., i].astype(np.uint64) << np.uint64(bits * i)
+    packed = np.zeros((*leading, 4 * words_of(groups * 8, bits)), np.uint8)
+    for i in range(bits):
+        packed[..., i : groups * bits : bits] = joined >> np.uint64(8 * i)
+    words = packed.view("<i4").astype(np.int32, copy=False)
+    return np.ascontiguousarray(words[..., : words_of(count, bits)])

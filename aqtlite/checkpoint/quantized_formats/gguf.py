@@ -100,6 +100,7 @@ def plan(path: pathlib.Path) -> tuple[Mapping[str, base.Weight], Mapping[str, An
                 (name,),
                 entry.nbytes,
                 functools.partial(_read, file.path, name, entry),
+                entry.kind.decoded_dtype,
             )
     return plans, files[0].metadata
 

@@ -43,6 +43,13 @@ class Type(NamedTuple):
     """Dtype of plain numbers, or of the codes: int4 and uint4 where they fit."""
 
     @property
+    def decoded_dtype(self) -> np.dtype:
+        """Dtype of plain numbers, and of what blocks stand for."""
+        if self.decode is None and self.dtype is not None:
+            return self.dtype
+        return np.dtype("float32")
+
+    @property
     def text(self) -> str:
         """Description for tables."""
         if self.decode is None:
