@@ -20,7 +20,7 @@ from aqtlite.shapes.sharding import describe
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qvalue", "scale", "zero_point", "offset", "unrounded", "sums"],
+    data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums", "offset"],
     meta_fields=["dtype", "order", "numerics", "padding", "is_rotated"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +62,6 @@ class QTensor:
     zero_point: Any = None
     """Stored value that represents zero, int32, of the shape of `scale`. None: 0."""
 
-    offset: Any = None
-    """Float added to the scaled values, float32, of the shape of `scale`, as GGUF files
-    have it (`aqtlite.checkpoint.load_quantized`). None: 0. A contraction takes the
-    result of `dequant` instead."""
-
     numerics: Numerics | None = None
     """The grid. None: integers, decoded as their own values."""
 
@@ -88,6 +83,11 @@ class QTensor:
     is_rotated: bool = False
     """Whether these are the values of an array that was rotated as the contraction that
     is given them asks (`config.Hadamard`); set where frozen weights are served."""
+
+    offset: Any = None
+    """Float added to the scaled values, float32, of the shape of `scale`, as GGUF files
+    have it (`aqtlite.checkpoint.load_quantized`). None: 0. A contraction takes the
+    result of `dequant` instead."""
 
     @property
     def shape(self) -> tuple[int, ...]:
