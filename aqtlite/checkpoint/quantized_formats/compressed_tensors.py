@@ -4,52 +4,21 @@
 one stream of bits along the inputs; NVFP4's scales are divided by a global scale.
 """
 
-import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.quantized_formats import base, bits, fp8
+from aqtlite.checkpoint.quantized_formats.compressed_schemes import (
+    Scheme,
+    is_ignored,
+    scheme_of,
+    schemes_of,
+)
 from aqtlite.checkpoint.quantized_formats.settings import Settings
 from aqtlite.qtensor.qtensor import QTensor
-
-INTEGERS = "pack-quantized"
-_FORMATS = (
-    INTEGERS,
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
-    "mxfp8-quantized",
-)
-_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-_LONGEST_PATTERN = 1000
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scheme:
-    """How a group of the config stores its weights."""
-
-    format: str
-    bits: int
-    strategy: str
-    group: int | None
-    block: tuple[int, int] | None
-    is_symmetric: bool
-    targets: tuple[str, ...]
-
-    def names(self, module: str) -> bool:
-        """Whether a target is this module's own path, or matches it."""
-        return any(_matches(one, module) for one in self.targets)
-
-    @property
-    def names_classes(self) -> bool:
-        """Whether a target is the name of a class, of which a file says nothing."""
-        return any("." not in one and one[:1].isupper() for one in self.targets)
 
 
 def plan(tensors: base.Tensors, settings: Settings) -> Mapping[str, base.Weight]:
@@ -69,30 +38,26 @@ def plan(tensors: base.Tensors, settings: Settings) -> Mapping[str, base.Weight]
             f"{settings.where}: sparse files ({sparsity.values['format']!r}) are not "
             "read"
         )
-    schemes = _schemes(settings)
+    schemes = schemes_of(settings)
     ignored = settings.strings("ignore")
     plans = {}
     for module in _modules(tensors):
-        if _is_ignored(module, ignored):
+        if is_ignored(module, ignored):
             raise CheckpointError(
                 f"{module} is quantized, and ignore of the config says that it is not"
             )
-        scheme = _scheme_of(module, schemes, settings)
+        scheme = scheme_of(module, schemes, settings)
         plans[f"{module}.weight"] = _PLANS[scheme.format](tensors, module, scheme)
     for name, info in tensors.infos.items():
         module = name.removesuffix(".weight")
         is_weight = name.endswith(".weight") and len(info.shape) >= 2
-        if name in plans or not is_weight or _is_ignored(module, ignored):
+        if name in plans or not is_weight or is_ignored(module, ignored):
             continue
         if any(scheme.names(module) for scheme in schemes):
             raise CheckpointError(
                 f"{name} is {info}, and the config says that it is quantized"
             )
     return plans
-
-
-def _is_ignored(module: str, patterns: Sequence[str]) -> bool:
-    return any(_matches(one, module) for one in patterns)
 
 
 def _modules(tensors: base.Tensors) -> list[str]:
@@ -105,66 +70,8 @@ def _modules(tensors: base.Tensors) -> list[str]:
     return sorted(found)
 
 
-def _schemes(settings: Settings) -> list[_Scheme]:
-    groups = settings.inner("config_groups")
-    if groups is None or not groups.values:
-        raise settings.wrong("config_groups", "an object with a group or more")
-    outer = settings.values.get("format")
-    schemes = []
-    for key in groups.values:
-        group = groups.inner(key)
-        weights = None if group is None else group.inner("weights")
-        if group is not None and weights is not None:
-            schemes.append(_scheme(group, weights, outer))
-    return schemes
-
-
-def _scheme(group: Settings, weights: Settings, outer: object) -> _Scheme:
-    inner = group.values.get("format")
-    found = Settings({"format": outer if inner is None else inner}, group.where)
-    format_ = found.one_of("format", _FORMATS)
-    has_group = weights.values.get("group_size") not in (None, -1, 0)
-    return _Scheme(
-        format=format_,
-        bits=weights.integer("num_bits", 1),
-        strategy=weights.one_of("strategy", _STRATEGIES, "tensor"),
-        group=weights.integer("group_size", 1) if has_group else None,
-        block=fp8.block_size(weights, "block_structure"),
-        is_symmetric=weights.flag("symmetric", default=True),
-        targets=group.strings("targets"),
-    )
-
-
-def _scheme_of(module: str, schemes: Sequence[_Scheme], settings: Settings) -> _Scheme:
-    """The scheme of a module: of a group that names it, or the one for classes."""
-    named = [one for one in schemes if one.names(module)]
-    found = named[:1] or [one for one in schemes if one.names_classes]
-    kinds = {dataclasses.replace(one, targets=()) for one in found}
-    if len(kinds) == 1:
-        return found[0]
-    problem = "no group names" if not kinds else "several groups may be meant for"
-    raise CheckpointError(
-        f"{settings.where}: {problem} {module}, which is quantized; name it in targets"
-    )
-
-
-def _matches(target: str, module: str) -> bool:
-    if not target.startswith("re:"):
-        return module == target
-    if len(target) > _LONGEST_PATTERN:
-        raise CheckpointError(
-            f"the pattern {target[:40]!r}... of the config is too long"
-        )
-    try:
-        return re.match(target[3:], module) is not None
-    except (re.error, RecursionError, OverflowError) as error:
-        raise CheckpointError(
-            f"the pattern {target[3:]!r} of the config is none: {error}"
-        ) from error
-
-
 def _scale_shape(
-    scheme: _Scheme, shape: Sequence[int], name: str
+    scheme: Scheme, shape: Sequence[int], name: str
 ) -> list[tuple[int, ...]]:
     """Shapes that the scales of a weight may have."""
     *leading, rows, columns = shape
@@ -185,7 +92,7 @@ def _scale_shape(
     return [(*leading, rows, base.blocks(columns, scheme.group))]
 
 
-def _spread(scale: np.ndarray, scheme: _Scheme, shape: Sequence[int]) -> np.ndarray:
+def _spread(scale: np.ndarray, scheme: Scheme, shape: Sequence[int]) -> np.ndarray:
     """Gives scales or zero points the rank of the weight, and blocks of one size."""
     if scheme.strategy == "block" and scheme.block is not None:
         for axis, size in zip((-2, -1), scheme.block, strict=True):
@@ -197,7 +104,7 @@ def _spread(scale: np.ndarray, scheme: _Scheme, shape: Sequence[int]) -> np.ndar
     return fp8.keepdims(scale, len(shape))
 
 
-def _text(scheme: _Scheme, shape: Sequence[int]) -> str:
+def _text(scheme: Scheme, shape: Sequence[int]) -> str:
     sizes = {
         "tensor": "one scale",
         "channel": f"blocks of 1 x {shape[-1]}",
@@ -206,7 +113,7 @@ def _text(scheme: _Scheme, shape: Sequence[int]) -> str:
     return sizes.get(scheme.strategy) or f"blocks of 1 x {scheme.group}"
 
 
-def _plan_packed(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weight:
+def _plan_packed(tensors: base.Tensors, module: str, scheme: Scheme) -> base.Weight:
     name = f"{module}.weight_packed"
     if not 1 <= scheme.bits <= 8:
         raise CheckpointError(f"{name}: {scheme.bits} bits are not packed in words")
@@ -260,7 +167,7 @@ def _stored_shape(
 def _read_packed(
     tensors: base.Tensors,
     module: str,
-    scheme: _Scheme,
+    scheme: Scheme,
     shape: tuple[int, ...],
     unpack: bits.Unpack,
 ) -> QTensor:
@@ -295,7 +202,7 @@ def _centred(codes: np.ndarray, width: int) -> np.ndarray:
     return (codes - np.uint8(2 ** (width - 1))).view(np.int8)
 
 
-def _plan_int8(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weight:
+def _plan_int8(tensors: base.Tensors, module: str, scheme: Scheme) -> base.Weight:
     names = [f"{module}.weight", f"{module}.weight_scale"]
     info = base.require(tensors, names[0], [base.INT8])
     shape = _matrix(names[0], info.shape)
@@ -315,7 +222,7 @@ def _plan_int8(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weig
 
 
 def _read_int8(
-    tensors: base.Tensors, names: list[str], scheme: _Scheme, shape: tuple[int, ...]
+    tensors: base.Tensors, names: list[str], scheme: Scheme, shape: tuple[int, ...]
 ) -> QTensor:
     scale = base.checked_scale(names[1], tensors.read(names[1]))
     zero = None
@@ -324,7 +231,7 @@ def _read_int8(
     return base.integers(tensors.read(names[0]), 8, _spread(scale, scheme, shape), zero)
 
 
-def _plan_fp8(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weight:
+def _plan_fp8(tensors: base.Tensors, module: str, scheme: Scheme) -> base.Weight:
     name = f"{module}.weight"
     info = base.require(tensors, name, [base.E4M3])
     shape = _matrix(name, info.shape)
@@ -342,7 +249,7 @@ def _plan_fp8(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weigh
 
 
 def _read_fp8(
-    tensors: base.Tensors, module: str, scheme: _Scheme, is_mx: bool
+    tensors: base.Tensors, module: str, scheme: Scheme, is_mx: bool
 ) -> QTensor:
     name = f"{module}.weight_scale"
     values, stored = tensors.read(f"{module}.weight"), tensors.read(name)
@@ -351,7 +258,7 @@ def _read_fp8(
     return base.on_grid(values, scale, fp8.GRID)
 
 
-def _plan_fp4(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weight:
+def _plan_fp4(tensors: base.Tensors, module: str, scheme: Scheme) -> base.Weight:
     name = f"{module}.weight_packed"
     packed = base.require(tensors, name, [base.UINT8])
     *leading, half = _matrix(name, packed.shape)
@@ -374,7 +281,7 @@ def _plan_fp4(tensors: base.Tensors, module: str, scheme: _Scheme) -> base.Weigh
 
 
 def _read_fp4(
-    tensors: base.Tensors, module: str, scheme: _Scheme, shape: tuple[int, ...]
+    tensors: base.Tensors, module: str, scheme: Scheme, shape: tuple[int, ...]
 ) -> QTensor:
     values = bits.e2m1(bits.nibbles(tensors.read(f"{module}.weight_packed")))
     name = f"{module}.weight_scale"
@@ -398,7 +305,7 @@ def _matrix(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 _PLANS = {
-    INTEGERS: _plan_packed,
+    "pack-quantized": _plan_packed,
     "int-quantized": _plan_int8,
     "float-quantized": _plan_fp8,
     "naive-quantized": _plan_fp8,
