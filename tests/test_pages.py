@@ -18,7 +18,7 @@ PAGES = [
     *sorted((DOCS / "how_to").glob("*.md")),
     *(DOCS / f"coming_from_{name}.md" for name in ("qwix", "torchao")),
     *(DOCS / f"{name}.md" for name in ("calibration", "checkpoints", "command_line")),
-    *(DOCS / f"{name}.md" for name in ("contractions", "edge", "numerics")),
+    *(DOCS / f"{name}.md" for name in ("contractions", "edge", "formats", "numerics")),
     *(DOCS / f"{name}.md" for name in ("qtensor", "smoothing")),
 ]
 BLOCK = r"^(?:```python|<!-- setup)\n(.*?)^(?:```|-->)$"

@@ -8,12 +8,29 @@ how each weight was quantized. Read `convert` first.
 from aqtlite.checkpoint.convert import convert_checkpoint
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.load import load_serving, summarize
+from aqtlite.checkpoint.load_quantized import QuantizedCheckpoint, load_quantized
+from aqtlite.checkpoint.name_map import (
+    Move,
+    MovedWeights,
+    move_weights,
+    moves_from_json,
+    moves_to_json,
+)
 from aqtlite.checkpoint.report import Report
+from aqtlite.checkpoint.save_quantized import save_quantized
 
 __all__ = [
     "CheckpointError",
+    "Move",
+    "MovedWeights",
+    "QuantizedCheckpoint",
     "Report",
     "convert_checkpoint",
+    "load_quantized",
     "load_serving",
+    "move_weights",
+    "moves_from_json",
+    "moves_to_json",
+    "save_quantized",
     "summarize",
 ]

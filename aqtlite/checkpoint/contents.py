@@ -11,7 +11,9 @@ from rich import filesize
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.formats import open_reader
-from aqtlite.checkpoint.names import steps_of
+from aqtlite.checkpoint.load_quantized import is_quantized, load_quantized
+from aqtlite.checkpoint.names import name_of, steps_of
+from aqtlite.checkpoint.quantized_formats.base import Weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +21,14 @@ class Contents:
     """Arrays of a checkpoint by path, without their values."""
 
     path: pathlib.Path
-    arrays: Mapping[str, ArrayInfo]
+    arrays: Mapping[str, ArrayInfo | Weight]
     others: Mapping[str, str]
     """Descriptions of the leaves that are not arrays in dictionaries, by path."""
     is_converted: bool
     steps: tuple[int, ...] = ()
     """All steps of the checkpoint manager, if this is its latest step."""
+    format: str | None = None
+    """Format of a quantized checkpoint of another library."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -32,7 +36,7 @@ class Contents:
             {
                 "path": name,
                 "shape": list(info.shape),
-                "dtype": info.dtype.name,
+                "dtype": info.kind if isinstance(info, Weight) else info.dtype.name,
                 "bytes": info.nbytes,
             }
             for name, info in self.arrays.items()
@@ -40,6 +44,7 @@ class Contents:
         return {
             "path": str(self.path),
             "steps": list(self.steps),
+            "format": self.format,
             "bytes": sum(info.nbytes for info in self.arrays.values()),
             "arrays": arrays,
             "others": dict(self.others),
@@ -71,12 +76,18 @@ def contents(path: pathlib.Path) -> Contents:
     """Lists the arrays of a checkpoint, or of the latest step of a manager.
 
     Args:
-        path: a checkpoint in any format that `convert_checkpoint` reads, or the folder
-            of an Orbax `CheckpointManager`.
+        path: a checkpoint in any format that `convert_checkpoint` or `load_quantized`
+            reads, or the folder of an Orbax `CheckpointManager`.
 
     Raises:
         CheckpointError: if `path` is not a checkpoint, or cannot be read.
     """
+    if is_quantized(path):
+        loaded = load_quantized(path)
+        weights = {
+            name_of(name.split(".")): one for name, one in loaded.weights.items()
+        }
+        return Contents(path, weights, {}, is_converted=False, format=loaded.method)
     steps = _steps_in(path)
     if steps:
         path = steps[max(steps)]
@@ -98,7 +109,7 @@ def _steps_in(path: pathlib.Path) -> dict[int, pathlib.Path]:
     return found
 
 
-_Leaf = ArrayInfo | str
+_Leaf = ArrayInfo | Weight | str
 _Leaves = Mapping[tuple[str, ...], _Leaf]
 
 
@@ -111,10 +122,10 @@ def _rows(leaves: _Leaves, level: int, depth: int | None) -> Iterator[tuple[str,
     for step, inner in below.items():
         name = "  " * level + step
         leaf = inner.get(())
-        if isinstance(leaf, ArrayInfo):
-            yield name, str(leaf), filesize.decimal(leaf.nbytes)
-        elif leaf is not None:
+        if isinstance(leaf, str):
             yield name, leaf, ""
+        elif leaf is not None:
+            yield name, str(leaf), filesize.decimal(leaf.nbytes)
         else:
             yield _summed(name, inner.values())
             yield from _rows(inner, level + 1, depth)
@@ -122,7 +133,7 @@ def _rows(leaves: _Leaves, level: int, depth: int | None) -> Iterator[tuple[str,
 
 def _summed(name: str, leaves: Iterable[_Leaf]) -> tuple[str, str, str]:
     found = list(leaves)
-    sizes = [leaf.nbytes for leaf in found if isinstance(leaf, ArrayInfo)]
+    sizes = [leaf.nbytes for leaf in found if not isinstance(leaf, str)]
     kinds = {"array": len(sizes), "other": len(found) - len(sizes)}
     holds = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in kinds.items() if n)
     return name, holds or "nothing", filesize.decimal(sum(sizes)) if sizes else ""

@@ -10,8 +10,11 @@ from flax import nnx
 
 from aqtlite.checkpoint import run
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.job import job_of
 from aqtlite.checkpoint.load_float import calibrated, open_float, variables_of
+from aqtlite.checkpoint.moved import Moved
+from aqtlite.checkpoint.name_map import Move
 from aqtlite.checkpoint.report import Report
 from aqtlite.flax.linen.quantize_model import Model
 
@@ -23,6 +26,7 @@ def convert_checkpoint(
     *sample_args: Any,
     sample_kwargs: Mapping[str, Any] | None = None,
     subtree: str | Sequence[str] = (),
+    moves: Sequence[Move] = (),
     calibrate: Iterable[Any] | None = None,
     keep_float: Sequence[str] = (),
     allow_nonfinite: bool = False,
@@ -62,6 +66,9 @@ def convert_checkpoint(
             ``"params"`` in a training state, ``"state/params"`` in a composite
             checkpoint with an item "state". Several paths are collections:
             ``("params", "batch_stats")``.
+        moves: map from the names of another library's checkpoint, float or quantized,
+            to those of the model (`load_quantized` lists its formats). Weights that are
+            quantized are decoded, and rounded again by the model's config.
         calibrate: batches, as `aqtlite.flax.calibrate_in_float` takes them, to gather
             statistics of activations from, for configs with static ranges. The float
             model has to fit in memory. None takes the statistics in the source.
@@ -99,7 +106,19 @@ def convert_checkpoint(
     True
     """
     paths = (subtree,) if isinstance(subtree, str) else tuple(subtree)
-    opened = open_float(pathlib.Path(source), paths)
+    opened: Reader
+    if not moves:
+        opened = open_float(pathlib.Path(source), paths)
+    elif paths:
+        raise CheckpointError("a map names all variables: give subtree or moves")
+    else:
+        opened = Moved(pathlib.Path(source), moves)
+        if opened.method is not None and console is not None:
+            console.print(
+                f"{source} is quantized ({opened.method}): its weights are rounded "
+                "again by the config of the model",
+                soft_wrap=True,
+            )
     kwargs = dict(sample_kwargs or {})
     if not isinstance(model, Model | nnx.Module):
         raise CheckpointError(

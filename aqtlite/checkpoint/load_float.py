@@ -15,6 +15,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo, checksum, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, Subtree, open_reader
 from aqtlite.checkpoint.linen import LinenVariables
+from aqtlite.checkpoint.load_quantized import is_quantized
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.nnx import NnxVariables
 from aqtlite.checkpoint.variables import Variables
@@ -89,6 +90,12 @@ def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
     Raises:
         CheckpointError: if there is no checkpoint, or it is a converted one.
     """
+    if is_quantized(path):
+        raise CheckpointError(
+            f"{path} is a quantized checkpoint of another library: "
+            "checkpoint.load_quantized reads it, and a map of its names (moves=, "
+            "--map) converts it"
+        )
     source = open_reader(path)
     if source.manifest() is not None:
         raise CheckpointError(

@@ -15,7 +15,8 @@ SOURCE is an Orbax checkpoint, a safetensors file or a folder of them, or a
 .msgpack file of flax.serialization. It holds the model's variables, or
 "params" alone; of an NNX model its nnx.state or pure dictionary. If it holds
 more, name the subtree. TARGET is a file if it ends in .safetensors, else a
-folder, for Orbax.
+folder, for Orbax. With --map, SOURCE is a checkpoint of another library, float
+or quantized, as aqtlite.checkpoint.load_quantized reads them.
 
 Tracing the model finds the parameters that are weights, and how they are
 quantized. The factory returns the model and a tuple of sample inputs (shapes
@@ -63,6 +64,10 @@ A float checkpoint, in any format that 'aqtlite convert' reads: the tree of
 arrays with shapes, dtypes and sizes; --subtree of other commands takes a
 path in this tree. The folder of an Orbax CheckpointManager: the steps, and
 the tree of the latest step.
+
+A quantized checkpoint of another library, such as GGUF, GPTQ or
+compressed-tensors: the tree of weights, with the bits and blocks of each, as
+aqtlite.checkpoint.load_quantized reads them.
 """
 
 SHOW_EXAMPLES = """\
@@ -70,6 +75,7 @@ SHOW_EXAMPLES = """\
   aqtlite show run                    the steps of a checkpoint manager
   aqtlite show run/3 --depth 2        the sizes of the subtrees of a step
   aqtlite show model.safetensors --json
+  aqtlite show model-Q4_K_M.gguf      a quantized model of llama.cpp
 """
 
 
@@ -79,6 +85,13 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_path(parser, "target", metavar="TARGET")
     shared_options.add_model(parser)
     shared_options.add_subtree(parser)
+    shared_options.add_path(
+        parser,
+        "--map",
+        metavar="FILE",
+        help="JSON with the map from the names of another library's SOURCE to the "
+        "model's (checkpoint.Move)",
+    )
     shared_options.add_config(parser, "for the factory")
     shared_options.add_examples(
         parser, "which statistics of activations are gathered with"

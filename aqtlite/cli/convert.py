@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import pathlib
 
 from aqtlite import checkpoint
 from aqtlite.calibration.batches import NothingGathers
@@ -11,6 +12,16 @@ from aqtlite.cli.configs import config_of
 from aqtlite.cli.examples import Examples
 from aqtlite.cli.shared_options import STATIC
 from aqtlite.errors import UserError
+
+
+def _moves(path: pathlib.Path | None) -> tuple[checkpoint.Move, ...]:
+    if path is None:
+        return ()
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--map {path} cannot be read: {error}") from error
+    return checkpoint.moves_from_json(text)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -29,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
         *sample_args,
         sample_kwargs=sample_kwargs,
         subtree=args.subtree,
+        moves=_moves(args.map),
         keep_float=args.keep_float,
         allow_nonfinite=args.allow_nonfinite,
         overwrite=args.overwrite,

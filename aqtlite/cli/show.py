@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         output.print_json(contents.to_dict())
         return
+    if contents.format is not None:
+        print(f"format {contents.format}:\n")
     if contents.steps:
         steps = ", ".join(map(str, contents.steps))
         print(f"steps {steps}; the latest, {contents.path}:\n")

@@ -279,6 +279,12 @@ def _check_operand(
 
 def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
     """Raises TypeError if a `QTensor` is not what its config would have made."""
+    if q.offset is not None:
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape} with "
+            "an offset for each block, as GGUF's minima, which no sum of products "
+            "takes; give it the result of .dequant()"
+        )
     if not tensor.is_quantized:
         raise TypeError(
             f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "

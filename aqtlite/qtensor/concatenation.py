@@ -33,6 +33,7 @@ def check_alike(what: str, arrays: Sequence[QTensor]) -> list[QTensor]:
                 ("dtype", np.dtype(first.dtype).name, np.dtype(x.dtype).name),
                 ("storage", first.qvalue.dtype.name, x.qvalue.dtype.name),
                 ("a zero point", *(one.zero_point is not None for one in (first, x))),
+                ("an offset", *(one.offset is not None for one in (first, x))),
                 ("a gradient", *(one.unrounded is not None for one in (first, x))),
             )
             if a != b
@@ -65,12 +66,14 @@ def combine(qs: Sequence[QTensor], on_values: Arrays, on_scales: Arrays) -> QTen
     """Combines the values of arrays by one function, their scales by another."""
     first = qs[0]
     zero_points = [q.zero_point for q in qs]
+    offsets = [q.offset for q in qs]
     unrounded = [q.unrounded for q in qs]
     return dataclasses.replace(
         first,
         qvalue=on_values([q.qvalue for q in qs]),
         scale=on_scales([q.scale for q in qs]),
         zero_point=None if first.zero_point is None else on_scales(zero_points),
+        offset=None if first.offset is None else on_scales(offsets),
         unrounded=None if first.unrounded is None else on_values(unrounded),
         sums=None,
     )
@@ -89,6 +92,8 @@ def with_equal(what: str, result: QTensor, a: QTensor, b: QTensor) -> QTensor:
     is_equal = jnp.all((a.scale == b.scale) | is_nan)
     if a.zero_point is not None:
         is_equal &= jnp.all(a.zero_point == b.zero_point)
+    if a.offset is not None:
+        is_equal &= jnp.all(a.offset == b.offset)
     if not isinstance(is_equal, jax.core.Tracer) and not is_equal:
         raise ValueError(
             f"{what}: elements would share a scale, but have others (or other zero "

@@ -20,7 +20,7 @@ from aqtlite.shapes.sharding import describe
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums"],
+    data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums", "offset"],
     meta_fields=["dtype", "order", "numerics", "padding", "is_rotated"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,11 @@ class QTensor:
     """Whether these are the values of an array that was rotated as the contraction that
     is given them asks (`config.Hadamard`); set where frozen weights are served."""
 
+    offset: Any = None
+    """Float added to the scaled values, float32, of the shape of `scale`, as GGUF files
+    have it (`aqtlite.checkpoint.load_quantized`). None: 0. A contraction takes the
+    result of `dequant` instead."""
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array, in its own order of axes and without padding."""
@@ -143,7 +148,7 @@ class QTensor:
     def _transposed(
         self, axes: tuple[int, ...], order: tuple[int, ...] | None
     ) -> "QTensor":
-        names = ("qvalue", "scale", "zero_point", "unrounded", "sums")
+        names = ("qvalue", "scale", "zero_point", "offset", "unrounded", "sums")
         arrays = {name: getattr(self, name) for name in names}
         moved: dict[str, Any] = {
             name: None if array is None else transposed(array, axes)
@@ -174,7 +179,7 @@ class QTensor:
     def dequant(self) -> jax.Array:
         """Returns the array that the stored values represent, in `dtype`.
 
-        This is ``scale * decode(qvalue - zero_point)``, computed in float32.
+        This is ``scale * decode(qvalue - zero_point) + offset``, computed in float32.
         """
         plain = self.in_own_order()
         grid, axes = plain.numerics, range(plain.ndim)
@@ -192,7 +197,12 @@ class QTensor:
         else:
             values = stored.astype(jnp.float32)
         scale = block_shapes.repeat(plain.scale, stored.shape, axes)
-        out = (values * scale).astype(self.dtype)
+        out = values * scale
+        if plain.offset is not None:
+            # The product is exact in files that have offsets: 11 bits of a float16, 6
+            # of a scale and 5 of a code. So it does not matter whether XLA rounds it.
+            out += block_shapes.repeat(plain.offset, stored.shape, axes)
+        out = out.astype(self.dtype)
         if self.unrounded is not None:
             out = _straight_through(out, plain.unrounded)
         return out if self.padding is None else out[tuple(map(slice, self.shape))]
@@ -276,6 +286,8 @@ class QTensor:
         parts = [describe(self.qvalue), f"scale={describe(self.scale)}"]
         if self.zero_point is not None:
             parts.append(f"zero_point={describe(self.zero_point)}")
+        if self.offset is not None:
+            parts.append(f"offset={describe(self.offset)}")
         if self.sums is not None:
             parts.append(f"sums={describe(self.sums)}")
         if self.numerics is not None:
@@ -350,7 +362,7 @@ def rearrange(
     Args:
         q: a `QTensor` in any order of storage; the result is in its own order.
         on_values: function of the stored values, and of `unrounded`.
-        on_scales: function of the scale, and of the zero point.
+        on_scales: function of the scale, the zero point and the offset.
     """
     _check_not_padded(q)
     q = q.in_own_order()
@@ -359,6 +371,7 @@ def rearrange(
         qvalue=on_values(q.qvalue),
         scale=on_scales(q.scale),
         zero_point=None if q.zero_point is None else on_scales(q.zero_point),
+        offset=None if q.offset is None else on_scales(q.offset),
         unrounded=None if q.unrounded is None else on_values(q.unrounded),
         sums=None,
     )

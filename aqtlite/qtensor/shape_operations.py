@@ -155,6 +155,11 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
         TypeError: if a width is not a whole number of blocks.
         ValueError: if the grid has no zero.
     """
+    if q.offset is not None:
+        raise ValueError(
+            f"pad of a QTensor of shape {q.shape} with zeros, which its offsets may "
+            "leave without a code; pad the result of .dequant() instead"
+        )
     q = q.in_own_order()
     q = dataclasses.replace(q, qvalue=stored_values.on_grid(q.qvalue, q.numerics))
     widths = np.broadcast_to(np.asarray(pad_width), (q.ndim, 2)).tolist()

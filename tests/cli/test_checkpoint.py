@@ -1,17 +1,21 @@
 """``aqtlite convert`` and ``aqtlite show``, as a user runs them."""
 
+import copy
 import json
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from flax import linen as nn
 from flax import nnx
 
+import aqtlite
 from aqtlite import checkpoint, cli, config
 from aqtlite.checkpoint import replacement
 from aqtlite.flax import calibrate_in_float, convert, quantize_model
 from aqtlite.flax import nnx as aqt_nnx
+from tests.checkpoint.quantized_formats import edited
 from tests.checkpoint.support import assert_same, save
 from tests.flax import models
 from tests.flax.nnx import models as nnx_models
@@ -152,6 +156,36 @@ def test_configs(options, cfg, folder, capsys):
     argv = [*MODEL, *options]
     assert run(capsys, *argv)[0] == 0
     wanted = convert(models.MlpBlock(cfg), VARIABLES, X)
+    assert_same(checkpoint.load_serving("out"), wanted)
+
+
+def test_a_checkpoint_of_another_library(folder, capsys):
+    """Its names are mapped, its weights decoded and rounded again."""
+    int8 = config.weight_only().fwd.rhs
+    weights, decoded = {}, copy.deepcopy(nn.meta.unbox(VARIABLES))
+    for i in range(3):
+        layer = decoded["params"][f"Dense_{i}"]
+        q = aqtlite.quantize(layer["kernel"].T, int8, axes=1)
+        layer["kernel"] = q.dequant().T
+        weights[f"mlp.{i}.weight"] = q
+        weights[f"mlp.{i}.bias"] = np.asarray(layer["bias"])
+    checkpoint.save_quantized("of_vllm", weights, format="compressed-tensors")
+    err = error(capsys, "of_vllm", "out", *MODEL[2:])
+    assert "is a quantized checkpoint of another library" in err
+    moves = [
+        checkpoint.Move(
+            sources="mlp.{i}.weight", targets="params/Dense_{i}/kernel", axes=(1, 0)
+        ),
+        checkpoint.Move(sources="mlp.{i}.bias", targets="params/Dense_{i}/bias"),
+    ]
+    (folder / "map.json").write_text(checkpoint.moves_to_json(moves[:1]))
+    argv = ["of_vllm", "out", *MODEL[2:], "--map", "map.json"]
+    assert "no line of the map moves mlp.0.bias" in error(capsys, *argv)
+    (folder / "map.json").write_text(checkpoint.moves_to_json(moves))
+    code, out, err = run(capsys, *argv)
+    assert code == 0 and "3 frozen, 3 kept" in out
+    assert "is quantized (compressed-tensors): its weights are rounded again" in err
+    wanted = convert(models.MlpBlock(INT8), decoded, X)
     assert_same(checkpoint.load_serving("out"), wanted)
 
 
@@ -378,6 +412,27 @@ def test_show_of_a_float_checkpoint(folder, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["bytes"] == sum(x.nbytes for x in jax.tree.leaves(VARIABLES))
     assert data["arrays"][0].keys() == {"path", "shape", "dtype", "bytes"}
+
+
+def test_show_of_quantized_files_of_others(tmp_path, capsys):
+    file = edited.OTHERS / "gguf" / "tiny.gguf"
+    assert cli.main(["show", str(file), "--depth", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("format gguf:")
+    assert "Q4_K[3, 256], 4.5 bits  432 bytes" in shown
+    folder = edited.OTHERS / "compressed_w4_affine"
+    assert cli.main(["show", str(folder), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["format"] == "compressed-tensors"
+    assert {
+        "path": "model/layers/0/mlp/up_proj/weight",
+        "shape": [10, 96],
+        "dtype": "int4, blocks of 1 x 32, zero points",
+        "bytes": 640,
+    } in data["arrays"]
+    (tmp_path / "x.gguf").write_bytes(file.read_bytes()[:100])
+    assert cli.main(["show", str(tmp_path / "x.gguf")]) == 2
+    assert "is damaged, or no GGUF file" in capsys.readouterr().err
 
 
 def test_show_of_an_optimizer_state_in_a_tuple(tmp_path, capsys):

@@ -180,3 +180,41 @@ def test_a_stored_order_is_contracted_where_it_lies():
     q = aqtlite.quantize(w, tensor(8), 0)
     dims = (((1,), (0,)), ((), ()))
     np.testing.assert_array_equal(dot(x, q.stored_in((1, 0)), dims), dot(x, w, dims))
+
+
+class TestOffset:
+    """A float added to the scaled values of a block."""
+
+    def make(self):
+        codes = jnp.arange(24, dtype=jnp.uint8).reshape(3, 8) % 16
+        scale = jnp.asarray([[0.5, 3.0], [0.25, 7.0], [1.5, 0.1]], jnp.float32)
+        offset = jnp.asarray([[1, -2], [0.1, 5], [3, 0]], jnp.float32)
+        return QTensor(codes, scale, np.dtype("float32"), offset=offset)
+
+    def test_dequant(self):
+        q = self.make()
+        scale, offset = (np.repeat(x, 4, axis=1) for x in (q.scale, q.offset))
+        wanted = np.asarray(q.qvalue, np.float32) * scale + offset
+        np.testing.assert_array_equal(q.dequant(), wanted)
+        np.testing.assert_array_equal(jax.jit(QTensor.dequant)(q), wanted)
+        assert "offset=float32[3,2]" in repr(q)
+
+    def test_moves_with_the_scales(self):
+        q, x = self.make(), self.make().dequant()
+        assert_same(q.T.dequant(), x.T)
+        assert_same(q.stored_in((1, 0)).dequant(), x)
+        assert_same(q[1:, :4].dequant(), x[1:, :4])
+        assert_same(q.reshape(3, 2, 4).dequant(), x.reshape(3, 2, 4))
+        joined = aqtlite.shape_operations.concatenate([q, q], axis=1)
+        assert_same(joined.dequant(), jnp.concatenate([x, x], axis=1))
+
+    def test_is_neither_contracted_nor_padded(self):
+        q = self.make()
+        cfg = aqtlite.config.weight_only()
+        with pytest.raises(TypeError, match="an offset for each block"):
+            aqtlite.einsum("bk,nk->bn", jnp.ones((2, 8)), q, cfg=cfg)
+        with pytest.raises(ValueError, match=r"pad the result of .dequant"):
+            aqtlite.shape_operations.pad(q, 4)
+        plain = make((3, 8))
+        with pytest.raises(TypeError, match="an offset False and True|storage"):
+            aqtlite.shape_operations.concatenate([plain, q])

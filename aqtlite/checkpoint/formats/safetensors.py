@@ -65,9 +65,11 @@ class SafetensorsReader(base.Reader):
     `SafetensorsWriter` escapes those within a level as in URLs.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: pathlib.Path, files: list[pathlib.Path] | None = None):
+        """Reads some files of a folder; None for all."""
         self.path = path
-        self._files = [path] if path.is_file() else files_in(path)
+        every = [path] if path.is_file() else files_in(path)
+        self._files = every if files is None else files
 
     @functools.cached_property
     def _entries(self) -> dict[str, tuple[pathlib.Path, str, ArrayInfo | str]]:
@@ -93,6 +95,11 @@ class SafetensorsReader(base.Reader):
     def arrays(self) -> Mapping[str, ArrayInfo]:
         infos = {name: info for name, (_, _, info) in self._entries.items()}
         return {n: info for n, info in infos.items() if isinstance(info, ArrayInfo)}
+
+    @property
+    def places(self) -> Mapping[str, tuple[pathlib.Path, str]]:
+        """The file that holds each array, and its key there, by name."""
+        return {name: (file, key) for name, (file, key, _) in self._entries.items()}
 
     @property
     def others(self) -> Mapping[str, str]:

@@ -1,0 +1,58 @@
+"""A checkpoint of another library, read by the names of a model's variables."""
+
+import pathlib
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.load_quantized import load_quantized
+from aqtlite.checkpoint.name_map import Move, move_weights, moves_to_json
+from aqtlite.qtensor.qtensor import QTensor
+
+
+class Moved(Reader):
+    """Float variables that a map makes of a checkpoint; quantized ones are decoded."""
+
+    def __init__(self, path: pathlib.Path, moves: Sequence[Move]):
+        """Opens a checkpoint.
+
+        Args:
+            path: a checkpoint that `load_quantized` reads, float or quantized.
+            moves: the map.
+
+        Raises:
+            CheckpointError: if the checkpoint is damaged, or the map does not fit it.
+        """
+        self.path = path
+        self.in_memory = f"{zlib.crc32(moves_to_json(moves).encode()):08x}"
+        source = load_quantized(path)
+        self.method = source.method
+        """Format of quantized weights; None for floats."""
+        self._moved = move_weights(source, moves)
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayInfo]:
+        return {
+            name: ArrayInfo(info.shape, np.dtype(info.dtype))
+            for name, info in self._moved.infos.items()
+        }
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        return {}
+
+    def read(self, name: str) -> np.ndarray:
+        x = self._moved[name]
+        values = x.dequant() if isinstance(x, QTensor) else x
+        return np.asarray(values).astype(self._moved.infos[name].dtype, copy=False)
+
+    def manifest(self) -> str | None:
+        return None
+
+    def files(self) -> list[pathlib.Path]:
+        if self.path.is_file():
+            return [self.path]
+        return sorted(file for file in self.path.iterdir() if file.is_file())

@@ -1,0 +1,374 @@
+"""A map from the names of a source to the variables of a model, as a table.
+
+Each line moves weights: it joins, splits, transposes, reshapes and stacks them. All
+lines are checked against all names and shapes before a weight is read.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.load_quantized import QuantizedCheckpoint
+from aqtlite.checkpoint.names import path_name, steps_of
+from aqtlite.qtensor import shape_operations
+from aqtlite.qtensor.qtensor import QTensor
+
+_Weight = QTensor | np.ndarray | jax.Array
+_Binding = tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Move:
+    """One line of a map: weights of a source, and the variables that they become.
+
+    Names have placeholders such as ``{i}``, which stand for a letter, digit or
+    underscore or more of them. A placeholder that the targets lack counts layers from
+    0 on, which are stacked along a new first axis.
+
+    >>> Move(
+    ...     sources="model.layers.{i}.mlp.up_proj.weight",
+    ...     targets="params/layers_{i}/up/kernel",
+    ...     axes=(1, 0),
+    ... ).axes
+    (1, 0)
+
+    Raises:
+        ValueError: if there is no source, or placeholders do not fit.
+    """
+
+    sources: tuple[str, ...] | str
+    """Names of weights. Several are joined along `join_axis`, as q, k and v are."""
+
+    targets: tuple[str, ...] | str
+    """Paths of variables, joined by slashes. A weight is split along `split_axis` into
+    several. None: the weights of the source are not used."""
+
+    join_axis: int = 0
+    split_axis: int = 0
+
+    split_sizes: tuple[int, ...] | None = None
+    """Sizes of the parts; None for equal ones."""
+
+    axes: tuple[int, ...] | None = None
+    """Permutation of the axes of a weight or part; None to keep them."""
+
+    shape: tuple[int, ...] | None = None
+    """New shape after that, with at most one -1; None to keep it."""
+
+    def __post_init__(self) -> None:
+        for field in ("sources", "targets"):
+            given = getattr(self, field)
+            names = (given,) if isinstance(given, str) else tuple(given)
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError(f"Move.{field} has to be names, got {given!r}")
+            object.__setattr__(self, field, names)
+        for field in ("split_sizes", "axes", "shape"):
+            given = getattr(self, field)
+            if given is not None:
+                object.__setattr__(self, field, tuple(given))
+        sources = {frozenset(_placeholders(name)) for name in self.sources}
+        targets = {frozenset(_placeholders(name)) for name in self.targets}
+        if len(sources) != 1 or len(targets) > 1:
+            raise ValueError(f"{self!r}: all names of a side have equal placeholders")
+        if not targets:
+            return
+        (source,), (target,) = sources, targets
+        if target - source or len(source - target) > 1:
+            raise ValueError(
+                f"{self!r}: targets have the placeholders of sources, or all but one"
+            )
+
+    @property
+    def stacked(self) -> str | None:
+        """The placeholder whose values are stacked; None if none is."""
+        rest = set(_placeholders(self.sources[0])) - set(_placeholders(self.targets[0]))
+        return rest.pop() if rest else None
+
+
+def moves_from_json(text: str) -> tuple[Move, ...]:
+    """Reads a map: a list of objects with the fields of `Move`.
+
+    Raises:
+        CheckpointError: if the text is no such list.
+    """
+    try:
+        lines = json.loads(text)
+        return tuple(Move(**line) for line in lines)
+    except RecursionError as error:
+        raise CheckpointError("the map is nested too deeply") from error
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"the map is no list of moves: {error}") from error
+
+
+def moves_to_json(moves: Sequence[Move]) -> str:
+    """Writes a map, as `moves_from_json` reads it."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Move)}
+    lines = [
+        {
+            name: value
+            for name, value in dataclasses.asdict(move).items()
+            if value != defaults[name]
+        }
+        for move in moves
+    ]
+    return json.dumps(lines, indent=1)
+
+
+class MovedWeights(Mapping[str, _Weight]):
+    """Weights by the paths of the variables that they become: a lazy mapping."""
+
+    def __init__(
+        self,
+        infos: Mapping[str, jax.ShapeDtypeStruct],
+        reads: Mapping[str, Callable[[], _Weight]],
+    ):
+        self.infos = infos
+        """Shapes and dtypes of the weights, those of quantized ones in float32."""
+        self._reads = reads
+
+    def __getitem__(self, name: str) -> _Weight:
+        return self._reads[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reads)
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+
+def move_weights(
+    weights: Mapping[str, _Weight],
+    moves: Sequence[Move],
+    variables: Any = None,
+) -> MovedWeights:
+    """Moves the weights of a source to the variables of a model.
+
+    Quantized weights keep their integers where they are only moved; where blocks would
+    be cut, they are dequantized.
+
+    >>> weights = {"fc.weight": np.ones((3, 2)), "fc.bias": np.ones(3)}
+    >>> shape = jax.ShapeDtypeStruct
+    >>> variables = {
+    ...     "fc": {"kernel": shape((2, 3), "float32"), "bias": shape((3,), "float32")}
+    ... }
+    >>> moves = [
+    ...     Move(sources="{layer}.weight", targets="{layer}/kernel", axes=(1, 0)),
+    ...     Move(sources="{layer}.bias", targets="{layer}/bias"),
+    ... ]
+    >>> moved = move_weights(weights, moves, variables)
+    >>> {name: x.shape for name, x in moved.items()}
+    {'fc/kernel': (2, 3), 'fc/bias': (3,)}
+
+    Args:
+        weights: weights by name, such as `load_quantized` returns.
+        moves: the map.
+        variables: pytree of arrays or shapes, to be filled completely; None for
+            whatever the map makes.
+
+    Returns:
+        A mapping from paths to weights, each read when it is asked for.
+
+    Raises:
+        CheckpointError: if a name of the source fits no line, a variable is made by no
+            line or by two, or a shape is another.
+    """
+    known = _infos_of(weights)
+    plans: dict[str, _Plan] = {}
+    used: set[str] = set()
+    for move in moves:
+        if not move.targets:
+            patterns = [_pattern(name) for name in move.sources]
+            used |= {x for x in known if any(p.fullmatch(x) for p in patterns)}
+            continue
+        for target, plan in _plans(move, known):
+            if target in plans:
+                raise CheckpointError(f"two lines of the map make {target}")
+            plans[target] = plan
+            used.update(name for names in plan.sources for name in names)
+    for name in known:
+        if name not in used:
+            raise CheckpointError(
+                f"no line of the map moves {name}; add one, without targets if it is "
+                "not used"
+            )
+    infos = {name: plan.info(known, name) for name, plan in plans.items()}
+    if variables is not None:
+        _check_complete(infos, _variables(variables))
+    reads = {name: plan.reader(weights) for name, plan in plans.items()}
+    return MovedWeights(infos, reads)
+
+
+def _check_complete(
+    infos: Mapping[str, jax.ShapeDtypeStruct], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    for target in (*wanted, *infos):
+        if target not in infos:
+            raise CheckpointError(f"no line of the map makes the variable {target}")
+        if target not in wanted:
+            raise CheckpointError(f"the map makes {target}, which is no variable")
+    for target, info in infos.items():
+        if info.shape != wanted[target]:
+            raise CheckpointError(
+                f"the map makes {target} of shape {info.shape}, and the variable has "
+                f"{wanted[target]}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """How one variable is made."""
+
+    move: Move
+    part: int
+    sources: tuple[tuple[str, ...], ...]
+    """Names that are joined, for each layer."""
+
+    def info(
+        self, infos: Mapping[str, jax.ShapeDtypeStruct], target: str
+    ) -> jax.ShapeDtypeStruct:
+        """The shape of the variable; raises CheckpointError if there is none."""
+        given = [[infos[name] for name in names] for names in self.sources]
+        try:
+            return jax.eval_shape(self.made, given)
+        except (TypeError, ValueError, IndexError) as error:
+            text = str(error).partition("\n")[0]
+            raise CheckpointError(
+                f"{target} cannot be made from {self.sources[0]} of shapes "
+                f"{[infos[name].shape for name in self.sources[0]]}: {text}"
+            ) from error
+
+    def reader(self, weights: Mapping[str, _Weight]) -> Callable[[], _Weight]:
+        """A function that reads the weights and makes the variable."""
+
+        def read() -> _Weight:
+            given = [[weights[name] for name in names] for names in self.sources]
+            try:
+                return self.made(given)
+            except (TypeError, ValueError):
+                # Blocks are cut, or differ between what is joined.
+                floats = [[_in_float(x) for x in names] for names in given]
+                return self.made(floats)
+
+        return read
+
+    def made(self, given: Sequence[Sequence[Any]]) -> Any:
+        """Makes the variable of weights."""
+        layers = [self._layer(names) for names in given]
+        if self.move.stacked is None:
+            return layers[0]
+        return _joined([one[None] for one in layers], 0)
+
+    def _layer(self, given: Sequence[Any]) -> Any:
+        move = self.move
+        x = given[0] if len(given) == 1 else _joined(given, move.join_axis)
+        if len(move.targets) > 1:
+            x = x[_slice(move, self.part, x.shape)]
+        if move.axes is not None:
+            x = x.transpose(move.axes)
+        return x if move.shape is None else x.reshape(move.shape)
+
+
+def _slice(move: Move, part: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    size, count = shape[move.split_axis], len(move.targets)
+    sizes = move.split_sizes or (size // count,) * count
+    if len(sizes) != count or sum(sizes) != size:
+        raise ValueError(f"parts of {sizes} are not those of an axis of {size}")
+    start = sum(sizes[:part])
+    index = [slice(None)] * len(shape)
+    index[move.split_axis] = slice(start, start + sizes[part])
+    return tuple(index)
+
+
+def _joined(given: Sequence[Any], axis: int) -> Any:
+    if isinstance(given[0], QTensor):
+        return shape_operations.concatenate(given, axis)
+    if isinstance(given[0], np.ndarray):
+        return np.concatenate(given, axis)
+    return jnp.concatenate(given, axis)
+
+
+def _in_float(x: _Weight) -> Any:
+    return x.dequant() if isinstance(x, QTensor) else x
+
+
+def _plans(move: Move, names: Collection[str]) -> Iterator[tuple[str, _Plan]]:
+    """The variables that a line makes."""
+    found: dict[_Binding, list[str]] = {}
+    for source in move.sources:
+        pattern = _pattern(source)
+        for name in names:
+            match = pattern.fullmatch(name)
+            if match is not None:
+                binding = tuple(sorted(match.groupdict().items()))
+                found.setdefault(binding, []).append(name)
+    groups: dict[_Binding, dict[str, tuple[str, ...]]] = {}
+    for binding, names in found.items():
+        if len(names) != len(move.sources):
+            raise CheckpointError(
+                f"{names[0]} is joined with others, and of {move.sources} there are "
+                f"only {names}"
+            )
+        rest = tuple(one for one in binding if one[0] != move.stacked)
+        layer = dict(binding).get(move.stacked or "", "0")
+        groups.setdefault(rest, {})[layer] = tuple(names)
+    for rest, layers in groups.items():
+        numbers = [str(i) for i in range(len(layers))]
+        if set(layers) != set(numbers):
+            raise CheckpointError(
+                f"{move.sources[0]}: the layers to be stacked are {sorted(layers)}, "
+                "and not numbered from 0 on"
+            )
+        sources = tuple(layers[number] for number in numbers)
+        for part, target in enumerate(move.targets):
+            yield _filled(target, dict(rest)), _Plan(move, part, sources)
+
+
+_PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
+
+
+def _placeholders(name: str) -> list[str]:
+    return _PLACEHOLDER.findall(name)
+
+
+def _filled(name: str, values: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda found: values[found[1]], name)
+
+
+def _pattern(name: str) -> re.Pattern:
+    pieces = _PLACEHOLDER.split(name)
+    seen: set[str] = set()
+    text = ""
+    for i, piece in enumerate(pieces):
+        if i % 2 == 0:
+            text += re.escape(piece)
+        elif piece in seen:
+            text += f"(?P={piece})"
+        else:
+            seen.add(piece)
+            text += rf"(?P<{piece}>\w+)"
+    return re.compile(text, re.ASCII)
+
+
+def _infos_of(weights: Mapping[str, _Weight]) -> Mapping[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes by name, without reading weights that are read lazily."""
+    if isinstance(weights, QuantizedCheckpoint):
+        return {
+            name: jax.ShapeDtypeStruct(one.shape, one.dtype)
+            for name, one in weights.weights.items()
+        }
+    return {
+        name: jax.ShapeDtypeStruct(one.shape, one.dtype)
+        for name, one in weights.items()
+    }
+
+
+def _variables(variables: Any) -> Mapping[str, tuple[int, ...]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(variables)
+    return {"/".join(steps_of(path_name(path))): x.shape for path, x in leaves}

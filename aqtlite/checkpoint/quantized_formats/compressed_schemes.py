@@ -1,0 +1,107 @@
+"""The groups of compressed-tensors' config, and the modules that they name."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.quantized_formats import fp8
+from aqtlite.checkpoint.quantized_formats.settings import Settings
+
+_FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+)
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+_LONGEST_PATTERN = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """How a group of the config stores its weights."""
+
+    format: str
+    bits: int
+    strategy: str
+    group: int | None
+    block: tuple[int, int] | None
+    is_symmetric: bool
+    targets: tuple[str, ...]
+
+    def names(self, module: str) -> bool:
+        """Whether a target is this module's own path, or matches it."""
+        return any(_matches(one, module) for one in self.targets)
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether a target is the name of a class, of which a file says nothing."""
+        return any("." not in one and one[:1].isupper() for one in self.targets)
+
+
+def schemes_of(settings: Settings) -> list[Scheme]:
+    """Reads the groups that quantize weights."""
+    groups = settings.inner("config_groups")
+    if groups is None or not groups.values:
+        raise settings.wrong("config_groups", "an object with a group or more")
+    outer = settings.values.get("format")
+    schemes = []
+    for key in groups.values:
+        group = groups.inner(key)
+        weights = None if group is None else group.inner("weights")
+        if group is not None and weights is not None:
+            schemes.append(_scheme(group, weights, outer))
+    return schemes
+
+
+def _scheme(group: Settings, weights: Settings, outer: object) -> Scheme:
+    inner = group.values.get("format")
+    found = Settings({"format": outer if inner is None else inner}, group.where)
+    format_ = found.one_of("format", _FORMATS)
+    has_group = weights.values.get("group_size") not in (None, -1, 0)
+    return Scheme(
+        format=format_,
+        bits=weights.integer("num_bits", 1),
+        strategy=weights.one_of("strategy", _STRATEGIES, "tensor"),
+        group=weights.integer("group_size", 1) if has_group else None,
+        block=fp8.block_size(weights, "block_structure"),
+        is_symmetric=weights.flag("symmetric", default=True),
+        targets=group.strings("targets"),
+    )
+
+
+def scheme_of(module: str, schemes: Sequence[Scheme], settings: Settings) -> Scheme:
+    """The scheme of a module: of a group that names it, or the one for classes."""
+    named = [one for one in schemes if one.names(module)]
+    found = named[:1] or [one for one in schemes if one.names_classes]
+    kinds = {dataclasses.replace(one, targets=()) for one in found}
+    if len(kinds) == 1:
+        return found[0]
+    problem = "no group names" if not kinds else "several groups may be meant for"
+    raise CheckpointError(
+        f"{settings.where}: {problem} {module}, which is quantized; name it in targets"
+    )
+
+
+def _matches(target: str, module: str) -> bool:
+    if not target.startswith("re:"):
+        return module == target
+    if len(target) > _LONGEST_PATTERN:
+        raise CheckpointError(
+            f"the pattern {target[:40]!r}... of the config is too long"
+        )
+    try:
+        return re.match(target[3:], module) is not None
+    except (re.error, RecursionError, OverflowError) as error:
+        raise CheckpointError(
+            f"the pattern {target[3:]!r} of the config is none: {error}"
+        ) from error
+
+
+def is_ignored(module: str, patterns: Sequence[str]) -> bool:
+    """Whether `ignore` of the config names a module."""
+    return any(_matches(one, module) for one in patterns)

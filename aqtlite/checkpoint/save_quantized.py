@@ -1,0 +1,170 @@
+"""Quantized checkpoints in the formats of other libraries, written."""
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
+from aqtlite.checkpoint.names import name_of
+from aqtlite.checkpoint.quantized_formats import (
+    write_compressed_tensors,
+    write_gguf,
+    write_gptq,
+)
+from aqtlite.qtensor.qtensor import QTensor
+
+Format = Literal["compressed-tensors", "gptq", "gguf"]
+
+_Weights = Mapping[str, Any]
+_Spread = Callable[[str, QTensor], tuple[Any, dict[str, np.ndarray]]]
+
+
+def save_quantized(
+    path: str | os.PathLike,
+    weights: _Weights,
+    *,
+    format: Format,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes weights in a format that servers of other libraries read.
+
+    Integers, scales and zero points are stored as they are, and never rounded: weights
+    that a format cannot hold exactly are refused. `load_quantized` reads the result.
+
+    ================== ======================================================
+    format             quantized weights
+    ================== ======================================================
+    compressed-tensors integers of 1 to 8 bits by output or group, fp8, MXFP4
+    gptq               integers of 2, 3, 4 or 8 bits, all alike
+    gguf               Q8_0, Q4_0, Q4_1, MXFP4
+    ================== ======================================================
+
+    GPTQ and GGUF have scales of 16 bits: quantize with ``scale_dtype="bfloat16"``.
+
+    Args:
+        path: a new file for GGUF, a new folder for the others.
+        weights: `QTensor`s and arrays by name. Quantized weights of compressed-tensors
+            and GPTQ are (outputs, inputs) and named ``MODULE.weight``: a JAX kernel is
+            transposed (`QTensor.T`). A lazy mapping is read twice, one at a time.
+        format: the format.
+        metadata: ``config.json`` of the model without its quantization, or the
+            key-value pairs of GGUF, of which llama.cpp needs ``general.architecture``.
+
+    Raises:
+        CheckpointError: if the path exists, or a weight does not fit the format.
+    """
+    path = pathlib.Path(path)
+    if format not in get_args(Format):
+        names = ", ".join(get_args(Format))
+        raise CheckpointError(f"format={format!r} is not written; {names} are")
+    if path.exists():
+        raise CheckpointError(f"{path} exists; name a new one")
+    if not path.absolute().parent.is_dir():
+        raise CheckpointError(f"there is no folder {path.parent} to write into")
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    _remove(unfinished)
+    write = _write_gguf if format == "gguf" else _write_folder
+    try:
+        write(unfinished, weights, format, metadata or {})
+        unfinished.rename(path)
+    finally:
+        _remove(unfinished)
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _write_gguf(
+    path: pathlib.Path, weights: _Weights, format_: str, metadata: Mapping[str, Any]
+) -> None:
+    del format_
+    write_gguf.write(path, list(weights), weights.__getitem__, metadata)
+
+
+def _write_folder(
+    path: pathlib.Path, weights: _Weights, format_: str, metadata: Mapping[str, Any]
+) -> None:
+    spread: _Spread = write_compressed_tensors.pieces
+    if format_ == "gptq":
+        spread = write_gptq.pieces
+    arrays: list[LazyArray] = []
+    schemes: dict[str, Any] = {}
+    in_float = []
+    for name in weights:
+        weight = weights[name]
+        module = name.removesuffix(".weight")
+        if isinstance(weight, QTensor):
+            if module == name:
+                raise CheckpointError(
+                    f"{name} is quantized: {format_} names such weights MODULE.weight"
+                )
+            schemes[module], pieces = spread(module, weight)
+            arrays += _lazy(weights, name, module, spread, pieces)
+        else:
+            info = ArrayInfo(np.shape(weight), np.asarray(weight).dtype)
+            arrays.append(LazyArray(_name(name), info, _reader(weights, name)))
+            if module != name and len(info.shape) >= 2:
+                in_float.append(module)
+    if not schemes:
+        raise CheckpointError(f"no weight is quantized, and {format_} is for those")
+    if format_ == "gptq":
+        quantization = _common(schemes).config(in_float)
+    else:
+        quantization = write_compressed_tensors.config(schemes, in_float)
+    SafetensorsWriter().check({array.name: array.info for array in arrays})
+    path.mkdir()
+    SafetensorsWriter().write(path / "model.safetensors", arrays, str)
+    config = {**metadata, "quantization_config": quantization}
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _lazy(
+    weights: _Weights,
+    name: str,
+    module: str,
+    spread: _Spread,
+    pieces: Mapping[str, np.ndarray],
+) -> Iterator[LazyArray]:
+    """The tensors of a weight, made once more when they are written."""
+    made: dict[str, np.ndarray] = {}
+
+    def read(part: str) -> np.ndarray:
+        if part not in made:
+            made.update(spread(module, weights[name])[1])
+        return made.pop(part)
+
+    for part, array in pieces.items():
+        info = ArrayInfo(array.shape, array.dtype)
+        full = _name(f"{module}.{part}")
+        yield LazyArray(full, info, functools.partial(read, part))
+
+
+def _name(key: str) -> str:
+    return name_of(key.split("."))
+
+
+def _reader(weights: _Weights, name: str) -> Callable[[], np.ndarray]:
+    return lambda: np.asarray(weights[name])
+
+
+def _common(schemes: Mapping[str, write_gptq.Scheme]) -> write_gptq.Scheme:
+    (first, one), *others = schemes.items()
+    for module, scheme in others:
+        if scheme != one:
+            raise CheckpointError(
+                f"GPTQ has one width and group size for all weights: {first} has "
+                f"{one}, and {module} {scheme}"
+            )
+    return one

@@ -1,0 +1,187 @@
+"""Files that are written here: as the packages write them, and read again."""
+
+import json
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+from aqtlite import checkpoint, numerics
+from aqtlite.checkpoint.quantized_formats import gguf
+from aqtlite.qtensor.qtensor import QTensor
+from tests.checkpoint.quantized_formats import written_here
+from tests.checkpoint.support import refuses
+
+pytestmark = pytest.mark.code("quick")
+
+OTHERS = pathlib.Path(__file__).parent.parent / "formats_written_by_others"
+
+
+def raw(path):
+    """The header and the bytes of a safetensors file, fp8 included."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    return {
+        name: (
+            one["dtype"],
+            one["shape"],
+            data[start:][slice(*one["data_offsets"])],
+        )
+        for name, one in header.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "format_"),
+    [
+        *(
+            (f"compressed_{case}", "compressed-tensors")
+            for case in (
+                *("w4", "w4_affine", "w3_affine", "w6_channel"),
+                *("fp8_tensor", "fp8_channel", "fp8_block", "mxfp4"),
+            )
+        ),
+        *((f"gptq_{case}", "gptq") for case in ("3", "4", "8", "2_affine")),
+    ],
+)
+def test_the_bytes_of_the_package(case, format_, tmp_path):
+    """What a package wrote is written again with the same tensors, byte for byte."""
+    source = OTHERS / case
+    path = tmp_path / "out"
+    checkpoint.save_quantized(path, checkpoint.load_quantized(source), format=format_)
+    got, wanted = (raw(folder / "model.safetensors") for folder in (path, source))
+    if case == "gptq_3":
+        # Symmetric weights are written in version 1.
+        wanted.pop("model.layers.0.mlp.up_proj.qzeros")
+        got.pop("model.layers.0.mlp.up_proj.qzeros")
+    assert got == wanted
+
+
+def test_the_bytes_of_gguf(tmp_path):
+    source = OTHERS / "gguf" / "tiny.gguf"
+    names = [f"{kind}.weight" for kind in ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "BF16")]
+    loaded = checkpoint.load_quantized(source)
+    path = tmp_path / "out.gguf"
+    weights = {name: loaded[name] for name in names}
+    checkpoint.save_quantized(path, weights, format="gguf")
+    for name in names:
+        pair = []
+        for file in (source, path):
+            entry = gguf.open_file(file).entries[name]
+            stop = entry.start + entry.nbytes
+            pair.append((entry.kind.name, file.read_bytes()[entry.start : stop]))
+        assert pair[0] == pair[1], name
+
+
+@pytest.mark.parametrize("format_", list(written_here.WEIGHTS))
+def test_read_again(format_, tmp_path):
+    path = written_here.write(tmp_path, format_)
+    loaded = checkpoint.load_quantized(path)
+    assert loaded.method == format_
+    wanted = written_here.weights(format_)
+    assert set(loaded) == set(wanted)
+    for name, one in wanted.items():
+        if isinstance(one, QTensor):
+            got = loaded[name].dequant()
+            np.testing.assert_array_equal(got, one.dequant(), err_msg=name)
+        else:
+            assert loaded[name].dtype == one.dtype
+            np.testing.assert_array_equal(loaded[name], one)
+    if format_ == "gguf":
+        for key, value in written_here.METADATA.items():
+            got = loaded.metadata[key]
+            got = got.tolist() if isinstance(got, np.ndarray) else got
+            assert got == value, key
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_layout_of_scales_of_the_source_is_kept(tmp_path):
+    """A weight that moves between formats keeps its integers."""
+    q = checkpoint.load_quantized(OTHERS / "compressed_w4")
+    (name,) = (name for name in q if "proj" in name)
+    path = tmp_path / "out"
+    weights = {name: q[name], "a.weight": q[name][:, :32]}
+    checkpoint.save_quantized(path, weights, format="compressed-tensors")
+    again = checkpoint.load_quantized(path)
+    np.testing.assert_array_equal(again[name].qvalue, q[name].qvalue)
+    np.testing.assert_array_equal(again["a.weight"].scale, q[name].scale[:, :1])
+
+
+INT4 = written_here.INT4
+INT8 = written_here.INT8
+
+
+@pytest.mark.parametrize(
+    ("format_", "weights", "message"),
+    [
+        ("awq", {"a.weight": INT4}, "'awq' is not written; compressed-tensors, gptq"),
+        ("gptq", {"a.weight": INT4, "b.weight": INT8}, "one width and group size"),
+        ("gptq", {"a.weight": INT4[:3]}, "fill words of 32"),
+        ("gptq", {"a.weight": INT4[0]}, "not a matrix's"),
+        ("gptq", {"a": INT4}, "names such weights MODULE.weight"),
+        ("gptq", {"a.weight": np.ones(3)}, "no weight is quantized"),
+        (
+            "gptq",
+            {"a.weight": written_here.quantized(numerics.IntSymmetric(bits=4), 32)},
+            "need more: quantize with scale_dtype='bfloat16'",
+        ),
+        ("gguf", {"a": INT4.T}, "blocks of 32 elements of the last axis"),
+        (
+            "gguf",
+            {"a": written_here.quantized(numerics.NormalFloat(), 32)},
+            "is not on a grid of integers",
+        ),
+        ("gguf", {"a": np.ones(3, np.uint16)}, "uint16, which GGUF has not"),
+        (
+            "compressed-tensors",
+            {"a.weight": written_here.quantized(written_here.E2M1, 32)},
+            "with powers of two for 32 inputs, MXFP4",
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_a_format_cannot_hold(format_, weights, message, tmp_path):
+    """The message says why, and nothing is left behind."""
+    path = tmp_path / "out"
+    save = checkpoint.save_quantized
+    refuses(message, save, path, weights, format=format_)
+    assert not list(tmp_path.iterdir())
+
+
+def test_paths_and_metadata(tmp_path):
+    save = checkpoint.save_quantized
+    refuses("exists; name a new one", save, tmp_path, {}, format="gguf")
+    path = tmp_path / "no" / "out"
+    refuses("there is no folder", save, path, {}, format="gguf")
+    path = tmp_path / "out"
+    for value in ({}, [[1], [1, 2]], 1j, object(), 1 << 70):
+        refuses(
+            "no value such as", save, path, {}, format="gguf", metadata={"a": value}
+        )
+
+
+def test_configs_that_servers_read(tmp_path):
+    weights = {
+        "a.q.weight": INT4,
+        "a.bias": np.ones(3, np.float32),
+        "lm_head.weight": np.ones((2, 3), jnp.bfloat16),
+    }
+    path = tmp_path / "one"
+    save = checkpoint.save_quantized
+    save(path, weights, format="compressed-tensors", metadata={"model_type": "llama"})
+    config = json.loads((path / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    quantization = config["quantization_config"]
+    assert quantization["ignore"] == ["lm_head"]
+    group = quantization["config_groups"]["group_0"]
+    assert group["targets"] == ["Linear"] and group["weights"]["group_size"] == 32
+    path = tmp_path / "two"
+    save(path, weights, format="gptq")
+    tensors = safetensors_numpy.load_file(path / "model.safetensors")
+    assert (tensors["a.q.qzeros"] == 0x77777777).all()
+    config = json.loads((path / "config.json").read_text())["quantization_config"]
+    assert config["sym"] and list(config["dynamic"]) == ["-:^lm_head$"]
