@@ -757,7 +757,7 @@ def test_serving_of_weights_over_explicit_axes():
         x = jax.device_put(X, P("d"))
         serve, serving = aqtlite.convert_function(quantized, sharded, x)
         served = jax.jit(serve)(serving, x)
-    assert not jax.tree.leaves(serving["params"]["up"])
+    assert aqtlite.is_frozen(serving["params"]["up"])
     qvalues = [
         one[side].qvalue.sharding.spec
         for entries in serving["aqt"].values()

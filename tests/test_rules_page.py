@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+import aqtlite
+
 pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "rules.md"
@@ -27,7 +29,8 @@ def test_the_page_runs(tmp_path, capsys):
     line = next(one for one in printed.splitlines() if one.startswith("  experts "))
     assert line.endswith("int8 x int8")
     assert line in PAGE.read_text()
-    assert not jax.tree.leaves(page["serving_experts"]["params"])
+    params = page["serving_experts"]["params"]
+    assert all(map(aqtlite.is_frozen, params.values()))
     quantized, serve = page["quantized_experts"], page["serve_experts"]
     np.testing.assert_array_equal(
         jax.jit(serve)(page["serving_experts"], page["rows"]),

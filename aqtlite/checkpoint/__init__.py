@@ -8,7 +8,6 @@ how each weight was quantized. Read `convert` first.
 from aqtlite.checkpoint.convert import convert_checkpoint
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.load import load_serving, summarize
-from aqtlite.checkpoint.load_quantized import QuantizedCheckpoint, load_quantized
 from aqtlite.checkpoint.name_map import (
     Move,
     MovedWeights,
@@ -16,8 +15,9 @@ from aqtlite.checkpoint.name_map import (
     moves_from_json,
     moves_to_json,
 )
+from aqtlite.checkpoint.read_quantized import QuantizedCheckpoint, load_quantized
 from aqtlite.checkpoint.report import Report
-from aqtlite.checkpoint.save_quantized import save_quantized
+from aqtlite.checkpoint.write_quantized import save_quantized
 
 __all__ = [
     "CheckpointError",

@@ -11,9 +11,9 @@ from rich import filesize
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.formats import open_reader
-from aqtlite.checkpoint.load_quantized import is_quantized, load_quantized
 from aqtlite.checkpoint.names import name_of, steps_of
 from aqtlite.checkpoint.quantized_formats.base import Weight
+from aqtlite.checkpoint.read_quantized import is_quantized, load_quantized
 
 
 @dataclasses.dataclass(frozen=True)

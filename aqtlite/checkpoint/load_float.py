@@ -15,9 +15,9 @@ from aqtlite.checkpoint.arrays import ArrayInfo, checksum, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, Subtree, open_reader
 from aqtlite.checkpoint.linen import LinenVariables
-from aqtlite.checkpoint.load_quantized import is_quantized
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.nnx import NnxVariables
+from aqtlite.checkpoint.read_quantized import is_quantized
 from aqtlite.checkpoint.variables import Variables
 from aqtlite.flax.linen.quantize_model import Model
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.load_quantized import load_quantized
 from aqtlite.checkpoint.name_map import Move, move_weights, moves_to_json
+from aqtlite.checkpoint.read_quantized import load_quantized
 from aqtlite.qtensor.qtensor import QTensor
 
 

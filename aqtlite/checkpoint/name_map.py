@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.load_quantized import QuantizedCheckpoint
 from aqtlite.checkpoint.names import path_name, steps_of
+from aqtlite.checkpoint.read_quantized import QuantizedCheckpoint
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
 

@@ -120,8 +120,11 @@ class QTensor:
     @property
     def blocks(self) -> tuple[int, ...]:
         """The number of elements that share a scale, along each axis of the array."""
-        plain = self.in_own_order()
-        return block_shapes.block_sizes(plain.qvalue.shape, plain.scale.shape)
+        shapes = (
+            [x.shape[axis] for axis in self.stored_axes]
+            for x in (self.qvalue, self.scale)
+        )
+        return block_shapes.block_sizes(*shapes)
 
     def stored_in(self, order: tuple[int, ...]) -> "QTensor":
         """Stores the axes in another order.

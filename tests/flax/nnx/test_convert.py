@@ -99,7 +99,7 @@ class TestServing:
         model = quantize_model(Stacked(nnx.Rngs(0)), CFG)
         serving = convert(model, X, strict=True)
         assert_equal(serving, model, X)
-        assert not jax.tree.leaves(serving.layers.kernel)
+        assert aqtlite.is_frozen(serving.layers.kernel)
         assert serving.layers.bias.shape == (8, 3)
 
     def test_decoding_with_a_cache(self):
