@@ -15,8 +15,8 @@ SOURCE is an Orbax checkpoint, a safetensors file or a folder of them, or a
 .msgpack file of flax.serialization. It holds the model's variables, or
 "params" alone; of an NNX model its nnx.state or pure dictionary. If it holds
 more, name the subtree. TARGET is a file if it ends in .safetensors, else a
-folder, for Orbax. With --map, SOURCE is a checkpoint of another library, float
-or quantized, as aqtlite.checkpoint.load_quantized reads them.
+folder, for Orbax. With --map, SOURCE is a checkpoint of another library, in
+float or quantized, as aqtlite.checkpoint.load_quantized reads them.
 
 Tracing the model finds the parameters that are weights, and how they are
 quantized. The factory returns the model and a tuple of sample inputs (shapes
