@@ -26,7 +26,6 @@ MODELS = {
 }
 
 
-@pytest.mark.code("users")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_interpreter_computes_what_is_simulated(tmp_path, name):

@@ -10,6 +10,8 @@ from jax import lax
 from aqtlite import edge
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 _W, _X = 0.5 * models.normal((8, 16), 3), models.normal((8, 8), 4)
 _TRIANGLE = np.tril(np.ones((4, 4), bool))
 

@@ -13,9 +13,8 @@ STORED = json.loads((golden.FOLDER / "golden.json").read_text())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", golden.DTYPES)
-def test_on_this_processor(dtype):
-    assert golden.digests([dtype]) == {dtype: STORED[dtype]}
+def test_on_this_processor():
+    assert golden.digests(["float32"]) == {"float32": STORED["float32"]}
 
 
 @pytest.mark.slow

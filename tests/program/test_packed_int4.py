@@ -29,7 +29,6 @@ CONFIGS = {
     [
         (jnp.bfloat16, True),
         pytest.param(jnp.float32, False, marks=pytest.mark.slow),
-        pytest.param(jnp.float16, True, marks=pytest.mark.slow),
     ],
 )
 def test_all_formats_in_one_program(dtype, is_unsigned, monkeypatch):
