@@ -10,6 +10,8 @@ import pytest
 
 from tests import against_reference, generators, reference
 
+pytestmark = pytest.mark.code("quick")
+
 # Some that once failed: gradients summed in bfloat16 and float16, a contraction of
 # bfloat16 that XLA:CPU lacks, long sums of 16-bit integers.
 SEEDS = (*range(25), 1017, 1072, 1134, 1097, 3765)

@@ -12,6 +12,8 @@ import aqtlite
 from aqtlite import config
 from tests.common import MATMUL, mostly_slow, nearest, normal
 
+pytestmark = pytest.mark.code("quick")
+
 PRESETS = {name: preset.make() for name, preset in config.presets().items()}
 INT8, WITHOUT_NOISE = PRESETS["fully_quantized"], nearest()
 OUTER = (((), ()), ((), ()))

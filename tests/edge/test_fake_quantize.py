@@ -27,7 +27,7 @@ class _Convolutions(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.code("users")
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8"])
 def test_what_is_trained_is_what_the_file_computes(tmp_path, weights):
     model, x = _Convolutions(), models.normal((16, 6, 6, 4))
     variables = models.trained(model, x)

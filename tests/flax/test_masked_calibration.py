@@ -114,8 +114,6 @@ SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
     [
         ("injected", True),
         ("rules", False),
-        SLOW("injected", False),
-        SLOW("rules", True),
     ],
 )
 def test_statistics_of_the_float_model(kind, is_scanned):

@@ -23,6 +23,8 @@ from aqtlite.quantization.state_collections import STATISTICS, collections_of
 from tests.common import mostly_slow, normal, quick_jit
 from tests.flax.support import init
 
+pytestmark = pytest.mark.code("quick")
+
 PRESETS = {
     name: preset.make()
     for name, preset in config.presets().items()

@@ -87,11 +87,10 @@ def test_they_are_those_of_attention_in_training(cfg):
 @pytest.mark.parametrize(
     "how",
     [
-        gradients,
         lambda loss: gradients(jax.jit(loss)),
         lambda loss: jax.jit(gradients(jax.checkpoint(loss))),
     ],
-    ids=["eager", "of_jit", "checkpoint"],
+    ids=["of_jit", "checkpoint"],
 )
 def test_position_by_position(how):
     wanted = jax.jit(gradients(uncached(INT8)))(*OPERANDS)

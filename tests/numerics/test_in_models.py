@@ -16,6 +16,8 @@ from tests.checkpoint.support import assert_same
 from tests.common import normal, quick_jit
 from tests.extensions import models
 
+pytestmark = pytest.mark.code("quick")
+
 GRIDS = {
     "uint8": numerics.IntAffine(bits=8),
     "int8": numerics.IntAffine(bits=8, signed=True, narrow_range=True),

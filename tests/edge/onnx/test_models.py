@@ -10,7 +10,7 @@ from aqtlite.edge import Rule
 from tests.common import quick_jit
 from tests.edge.onnx import runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 
 def normal(*shape):
@@ -82,7 +82,6 @@ def test_depthwise_blocks_have_no_operator_of_floats(tmp_path):
     np.testing.assert_array_equal(run.found, run.expected)
 
 
-@pytest.mark.code("quick")
 @pytest.mark.parametrize("vocabulary", [None, 20])
 def test_of_an_encoder_logarithms_exponentials_and_gelu_stay_in_float(
     vocabulary, tmp_path
@@ -117,7 +116,6 @@ def test_an_nnx_mlp_of_int4_weights_has_no_operator_of_floats(tmp_path):
     np.testing.assert_array_equal(run.found, run.expected)
 
 
-@pytest.mark.code("quick")
 @pytest.mark.parametrize(
     "option", ["session.x64quantprecision", "session.qdqisint8allowed"]
 )
