@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config, kv_cache, numerics
-from aqtlite.demo import artifact, corpus, training
 from aqtlite.demo.model import Transformer
 from benchmarks.workloads import kv_cache as decoding
 
@@ -78,25 +77,10 @@ def errors(length: int = 128, heads: int = 4, depth: int = 64) -> dict[str, floa
 
 def losses(model: Transformer, steps: int, batches: int = 8) -> dict[str, float]:
     """Loss of the demo's trained model by cache, in nats per byte."""
-    text = corpus.standard_library(model.length)
-    validation = text.validation_batches(batches, decoding.BATCH, model.length)
-    runs = training.train_side_by_side(
-        {"trained": model},
-        text.batches(decoding.BATCH, model.length, 0),
-        validation,
-        steps=steps,
-        lr=1e-3,
-        seed=0,
-        on_step=lambda *_: None,
-    )
-    serving = artifact.serving_variables(model, runs["trained"].variables)
-
-    def loss(cfg: config.DotGeneral | None) -> float:
-        decoder = model.clone(decode=True, cache=cfg)
-        found = [decoding.forced_loss(decoder, serving, one) for one in validation]
-        return float(np.mean(found))
-
-    return {name: loss(cfg) for name, cfg in CACHES.items()}
+    decoders = {
+        name: model.clone(decode=True, cache=cfg) for name, cfg in CACHES.items()
+    }
+    return decoding.losses(model, steps, decoders, batches)
 
 
 def bytes_of(length: int, heads: int = 8, depth: int = 64) -> dict[str, int]:

@@ -174,31 +174,17 @@ _RULES: Mapping[str, Rule] = {
 
 _EXACT = frozenset(
     {
-        *(
-            "abs",
-            "all_gather",
-            "all_gather_invariant",
-            "all_to_all",
-            "bitcast_convert_type",
-        ),
-        *(
-            "broadcast_in_dim",
-            "ceil",
-            "clamp",
-            "concatenate",
-            "copy",
-            "copy_p",
-            "cummax",
-        ),
-        *("cummin", "device_put", "dynamic_slice", "dynamic_update_slice", "empty"),
-        *("expand_dims", "floor", "gather", "iota", "max", "mesh_cast", "min", "name"),
-        *("neg", "nextafter", "optimization_barrier", "pad", "pbroadcast", "pmax"),
-        *("pmin", "ppermute", "pvary", "reduce_max", "reduce_min", "reduce_precision"),
-        *("reduce_window_max", "reduce_window_min", "rem", "reshape", "reshard", "rev"),
-        *("round", "scatter", "scatter-max", "scatter-min", "select_and_gather_add"),
-        *("select_n", "sharding_constraint", "sign", "slice", "sort", "split"),
-        *("squeeze", "stack", "stop_gradient", "target_dependent", "tile", "top_k"),
-        *("transpose", "unstack"),
+        *("abs", "all_gather", "all_gather_invariant", "all_to_all"),
+        *("bitcast_convert_type", "broadcast_in_dim", "ceil", "clamp", "concatenate"),
+        *("copy", "copy_p", "cummax", "cummin", "device_put", "dynamic_slice"),
+        *("dynamic_update_slice", "empty", "expand_dims", "floor", "gather", "iota"),
+        *("max", "mesh_cast", "min", "name", "neg", "nextafter"),
+        *("optimization_barrier", "pad", "pbroadcast", "pmax", "pmin", "ppermute"),
+        *("pvary", "reduce_max", "reduce_min", "reduce_precision", "reduce_window_max"),
+        *("reduce_window_min", "rem", "reshape", "reshard", "rev", "round", "scatter"),
+        *("scatter-max", "scatter-min", "select_and_gather_add", "select_n"),
+        *("sharding_constraint", "sign", "slice", "sort", "split", "squeeze", "stack"),
+        *("stop_gradient", "target_dependent", "tile", "top_k", "transpose", "unstack"),
         # On CPUs, updates are added one by one, in their order.
         *("scatter-add", "scatter-sub"),
     }

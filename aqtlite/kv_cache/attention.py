@@ -164,6 +164,15 @@ def _weighted(
     return cast(jax.Array, rotation.rotated_back(out, how).astype(dtype))
 
 
+def check_no_dropout(dropout_rate: float, *, deterministic: bool) -> None:
+    """Raises ValueError if a layer of Flax asks for dropout."""
+    if dropout_rate > 0.0 and not deterministic:
+        raise ValueError(
+            f"dropout_rate={dropout_rate} was asked of attention to a KV cache, which "
+            "has none; pass deterministic=True"
+        )
+
+
 def _check_query(query: jax.Array, key: QTensor) -> None:
     """Raises TypeError or ValueError unless a query fits the keys."""
     if not jnp.issubdtype(query.dtype, jnp.floating):

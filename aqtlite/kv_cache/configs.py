@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from aqtlite import config, numerics
+from aqtlite import config, errors, numerics
 
 
 def config_for(bits: int = 8) -> config.DotGeneral:
@@ -30,11 +30,20 @@ def config_for(bits: int = 8) -> config.DotGeneral:
 
 
 def check_config(cfg: config.DotGeneral) -> None:
-    """Raises ValueError unless a cache can be quantized by ``cfg.fwd.rhs``.
+    """Checks that a cache can be quantized by ``cfg.fwd.rhs``.
 
     Args:
         cfg: config of both contractions, in which queries and probabilities are lhs.
+
+    Raises:
+        TypeError: if it is not a `config.DotGeneral`.
+        ValueError: if it cannot quantize a cache.
     """
+    if not isinstance(cfg, config.DotGeneral):
+        raise TypeError(
+            f"a KV cache takes a config.DotGeneral, got {errors.brief(cfg)}; "
+            "aqtlite.kv_cache.config_for(8) makes one"
+        )
     tensor = cfg.fwd.rhs
     if not tensor.is_quantized or tensor.use_fake_quant:
         raise ValueError(

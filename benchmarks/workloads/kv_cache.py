@@ -11,7 +11,7 @@ The demo's transformer, with equal frozen int8 weights in all rows. At each cont
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -49,7 +49,7 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     model = QUICK_TRAINED if options.quick else TRAINED
     steps = QUICK_STEPS if options.quick else STEPS
     report(f"{model.layers} layers, width {model.width}, {steps} steps, loss")
-    found = losses(model, steps)
+    found = losses(model, steps, decoders(model))
     differences = {name: loss - found["float32"] for name, loss in found.items()}
     case = {**_case(model), "phase": "loss"}
     return measured + figures.exact("kv_cache", case, differences, "nats")
@@ -114,10 +114,22 @@ def cache_bytes(decoder: Transformer) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(generate.init_cache(decoder)))
 
 
-def losses(model: Transformer, steps: int) -> dict[str, float]:
-    """The loss of the trained model on held-out text, with each cache."""
+def losses(
+    model: Transformer,
+    steps: int,
+    by_cache: Mapping[str, Transformer],
+    batches: int = VALIDATION_BATCHES,
+) -> dict[str, float]:
+    """The loss of the trained model on held-out text, with each cache.
+
+    Args:
+        model: the model to train.
+        steps: number of training steps.
+        by_cache: the decoding model with each cache.
+        batches: number of batches of the held-out text.
+    """
     text = corpus.standard_library(model.length)
-    validation = text.validation_batches(VALIDATION_BATCHES, BATCH, model.length)
+    validation = text.validation_batches(batches, BATCH, model.length)
     runs = training.train_side_by_side(
         {"trained": model},
         text.batches(BATCH, model.length, 0),
@@ -130,7 +142,7 @@ def losses(model: Transformer, steps: int) -> dict[str, float]:
     serving = artifact.serving_variables(model, runs["trained"].variables)
     return {
         name: float(np.mean([forced_loss(one, serving, batch) for batch in validation]))
-        for name, one in decoders(model).items()
+        for name, one in by_cache.items()
     }
 
 

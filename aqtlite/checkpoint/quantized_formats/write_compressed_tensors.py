@@ -53,9 +53,7 @@ def pieces(module: str, q: QTensor) -> tuple[Scheme, dict[str, np.ndarray]]:
     Raises:
         CheckpointError: if the format has no such weights.
     """
-    q = writing.plain(module, q)
-    if q.ndim != 2:
-        raise CheckpointError(f"{module} has the shape {q.shape}, not a matrix's")
+    q = writing.matrix(module, q)
     if q.numerics == fp8.GRID:
         return _fp8(q)
     if q.numerics == bits.E2M1:

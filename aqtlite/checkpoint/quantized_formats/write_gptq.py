@@ -50,9 +50,7 @@ def pieces(module: str, q: QTensor) -> tuple[Scheme, dict[str, np.ndarray]]:
     Raises:
         CheckpointError: if the format has no such weights.
     """
-    q = writing.plain(module, q)
-    if q.ndim != 2:
-        raise CheckpointError(f"{module} has the shape {q.shape}, not a matrix's")
+    q = writing.matrix(module, q)
     found = writing.integers_of(module, q)
     outputs, inputs = q.shape
     width = found.bits

@@ -47,6 +47,18 @@ def plain(name: str, q: QTensor) -> QTensor:
     )
 
 
+def matrix(name: str, q: QTensor) -> QTensor:
+    """Returns `plain` of a weight that is a matrix.
+
+    Raises:
+        CheckpointError: as of `plain`, or if it is no matrix.
+    """
+    q = plain(name, q)
+    if q.ndim != 2:
+        raise CheckpointError(f"{name} has the shape {q.shape}, not a matrix's")
+    return q
+
+
 def integers_of(name: str, q: QTensor) -> Integers:
     """Returns the integers of a weight on an integer grid.
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 from flax.core import Scope
 
-from aqtlite import config, errors, kv_cache
+from aqtlite import config, kv_cache
 from aqtlite.flax.linen.caller import find_caller, path_of
-from aqtlite.kv_cache import KVCache
+from aqtlite.kv_cache import KVCache, attention
 from aqtlite.qtensor.qtensor import QTensor
 
 COLLECTION = "cache"
@@ -62,11 +62,6 @@ class QuantizedCache:
     of the length of the sequence given to `init`."""
 
     def __post_init__(self):
-        if not isinstance(self.cfg, config.DotGeneral):
-            raise TypeError(
-                f"QuantizedCache takes a config.DotGeneral, got "
-                f"{errors.brief(self.cfg)}; presets such as config.qat(8) make one"
-            )
         kv_cache.check_config(self.cfg)
 
     def __call__(
@@ -98,11 +93,7 @@ class QuantizedCache:
                 with another config or shape, or is created twice in a module; or if
                 dropout or an einsum is given.
         """
-        if dropout_rate > 0.0 and not deterministic:
-            raise ValueError(
-                f"dropout_rate={dropout_rate} was asked of attention to a KV cache, "
-                "which is for decoding; pass deterministic=True"
-            )
+        attention.check_no_dropout(dropout_rate, deterministic=deterministic)
         if qk_attn_weights_einsum is not None or attn_weights_value_einsum is not None:
             raise ValueError(
                 "QuantizedCache contracts queries and values by its own cfg; leave "

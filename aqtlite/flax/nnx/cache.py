@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from aqtlite import config, errors, kv_cache
-from aqtlite.kv_cache import slots
+from aqtlite import config, kv_cache
+from aqtlite.kv_cache import attention, slots
 
 
 class QuantizedCache(nnx.Module):
@@ -42,11 +42,6 @@ class QuantizedCache(nnx.Module):
         self, cfg: config.DotGeneral | None = None, *, window: int | None = None
     ):
         cfg = kv_cache.config_for(8) if cfg is None else cfg
-        if not isinstance(cfg, config.DotGeneral):
-            raise TypeError(
-                f"QuantizedCache takes a config.DotGeneral, got {errors.brief(cfg)}; "
-                "aqtlite.kv_cache.config_for(8) makes one"
-            )
         kv_cache.check_config(cfg)
         self.cfg = cfg
         self.window = window
@@ -90,11 +85,7 @@ class QuantizedCache(nnx.Module):
             ValueError: if the cache is full or of another shape, or dropout is given.
         """
         del of_flax
-        if dropout_rate > 0.0 and not deterministic:
-            raise ValueError(
-                f"dropout_rate={dropout_rate} was asked of attention to a KV cache, "
-                "which has none; pass deterministic=True"
-            )
+        attention.check_no_dropout(dropout_rate, deterministic=deterministic)
         scale = 1 / math.sqrt(query.shape[-1])  # As NNX's own attention has it.
         if self.cache is None:
             if is_causal:
