@@ -59,7 +59,7 @@ def solve(groups: Sequence[Sequence[Option]], limit: int) -> list[int] | None:
     of_group = sparse.csr_array(
         (np.ones(len(flat)), ([group for group, _, _ in flat], places))
     )
-    bound = limit
+    scale, bound = max(limit, 1), limit
     while True:
         with quiet.without_stray_lines():
             solved = optimize.milp(
@@ -68,7 +68,7 @@ def solve(groups: Sequence[Sequence[Option]], limit: int) -> list[int] | None:
                 bounds=optimize.Bounds(0, 1),
                 constraints=[
                     optimize.LinearConstraint(of_group, 1, 1),
-                    optimize.LinearConstraint(sizes / max(bound, 1), ub=1),
+                    optimize.LinearConstraint(sizes / scale, ub=bound / scale),
                 ],
                 options={"mip_rel_gap": 0.0},
             )

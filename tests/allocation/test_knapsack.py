@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aqtlite.allocation import knapsack, quiet
@@ -20,6 +20,7 @@ OPTIONS = st.lists(st.builds(Option, COSTS, st.integers(0, 40)), min_size=1, max
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(OPTIONS, min_size=1, max_size=4), st.integers(0, 120))
+@example([[Option(0.0, 12), Option(0.0, 1), Option(0.0, 0)]], 0)
 def test_it_is_as_good_as_trying_all(groups, limit):
     def totals(choice):
         taken = [options[i] for options, i in zip(groups, choice, strict=True)]
