@@ -1,4 +1,8 @@
-"""Configs of a contraction and the contractions for both gradients."""
+"""Configs of a contraction and the contractions for both gradients.
+
+Before: `config/tensor.py`, how one operand is quantized.
+Next: `contraction/dot_general.py`, a function made of such a config.
+"""
 
 import dataclasses
 from typing import Any

@@ -1,5 +1,8 @@
 """The quantized contraction with its custom gradients, for every operation.
 
+Before: `lowering/kinds.py`, sums of products.
+Next: `flax/linen/dot_general.py`, the call of a layer.
+
 Quantization and the integer contraction stay outside of any `custom_vjp`, so that
 checkpoint policies see them. `_straight_through`, a `custom_vjp`, then scales the sums
 and differentiates as if nothing had been rounded (straight-through estimator). Float
@@ -19,6 +22,7 @@ import jax.numpy as jnp
 from aqtlite.contraction import (
     accumulation,
     cost_warnings,
+    dots,
     execution,
     quantized_sums,
     remat,
@@ -284,9 +288,7 @@ def _scales_on_output(saved: _Residuals) -> tuple[jax.Array, ...]:
     """The scales that can multiply the output, in a shape that broadcasts with it."""
     operation = saved.operation
     return tuple(
-        operation.scale_to_output(
-            side, accumulation.of_elements(operation, side, scale, shape)
-        )
+        operation.scale_to_output(side, dots.of_elements(operation, side, scale, shape))
         for side, scale, shape in zip(
             SIDES, saved.scales, saved.scaled_shapes, strict=True
         )

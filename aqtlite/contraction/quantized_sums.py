@@ -1,5 +1,8 @@
 """The forward half of a contraction: both operands quantized, and the sums of products.
 
+Before: `contraction/execution.py`, what runs in which form.
+Next: `quantization/quantizer.py`, how each operand is quantized.
+
 None of it is differentiated (`differentiation`).
 """
 

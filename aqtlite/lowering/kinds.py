@@ -1,5 +1,8 @@
 """The kinds of dots, each implemented once for all contractions.
 
+Before: `contraction/accumulation.py`, which chose a kind of dot.
+Next: `contraction/differentiation.py`, which scales the sums and has their gradients.
+
 | kind              | CPUs                                  | other platforms     |
 | ----------------- | ------------------------------------- | ------------------- |
 | `Integers`        | `sums`, of digits and in pieces       | the same            |

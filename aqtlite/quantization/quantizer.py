@@ -1,5 +1,8 @@
 """Quantization of one array by one `config.Tensor`: calibration, noise seeds, rounding.
 
+Before: `contraction/quantized_sums.py`, which quantizes both operands.
+Next: `contraction/accumulation.py`, the sums of their products.
+
 All arithmetic is float32 and written so that XLA cannot change its result: one array
 and one config give the same integers and scales in every program. That takes:
 

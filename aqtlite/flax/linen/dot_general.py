@@ -1,4 +1,8 @@
-"""The quantized `dot_general` to inject into Flax Linen layers."""
+"""The quantized `dot_general` to inject into Flax Linen layers.
+
+Before: `contraction/differentiation.py`, the contraction that it calls.
+Next: `program/program.py`, a whole model and its weights.
+"""
 
 import contextlib
 import dataclasses
