@@ -143,7 +143,8 @@ def contract(
         checks.check_rotated(rhs, "fwd.rhs", cfg.fwd.rotation)
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, states.smoothing)
+    if cfg.fwd.is_prepared:
+        lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, states.smoothing)
     if _in_place.value is not None:
         out = _in_place.value(cfg, operation, lhs, rhs, out_dtype)
         return out if order is None else out.transpose(order)
@@ -181,7 +182,7 @@ def _with_mask_of_float(
     cfg: config.DotGeneral, operation: Operation, lhs: Any, rhs: Any, options: Options
 ) -> jax.Array | QTensor:
     """Contracts two operands, and lets the result count where the float one does."""
-    unquantized = requantization.left_float(cfg)
+    unquantized = cfg.with_float_out()
     of_axes = Options(
         preferred_element_type=checks.out_dtype(
             options.preferred_element_type, lhs, rhs

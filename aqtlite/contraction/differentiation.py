@@ -336,10 +336,11 @@ def contract_gradient(
             other = other.dequant()
     shape = operation.output_shape(g.shape, other.shape)
     tensors = how.lhs.tensor, how.rhs.tensor
-    prepared, other = preparation.prepare_gradient(
-        how.rotation, operation, g, other, tensors, how.path
-    )
-    g = cast(jax.Array, prepared)
+    if how.rotation is not None or any(one.blocks is not None for one in tensors):
+        prepared, other = preparation.prepare_gradient(
+            how.rotation, operation, g, other, tensors, how.path
+        )
+        g = cast(jax.Array, prepared)
     inner = execution.resolve_gradient(how, operation, g, other)
     states = _NO_STATES
     tensor = how.lhs.tensor
