@@ -18,6 +18,8 @@ PICTURE = PAGE.partition("```\n")[2].partition("```")[0]
 # A row names its rooms, then says after several spaces what is in them.
 FLOORS = [re.split(r" {3,}", row)[0].split() for row in PICTURE.splitlines()][::-1]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# The files of the way through the package, after the page itself.
+WAY = re.findall(r"^\d+\. `([\w/]+\.py)`", PAGE, re.M)
 FOLDERS = sorted(
     path.parent.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*/__init__.py")
 )
@@ -90,6 +92,16 @@ def test_a_folder_says_what_to_read_first(folder):
     names = re.search(r"\bRead\s+`([\w.]+)`", doc)
     assert names, f"{folder} does not name the file to read first"
     assert is_module(f"{folder.replace('/', '.')}.{names[1]}")
+
+
+def test_each_file_of_the_way_opens_with_its_neighbours():
+    assert len(WAY) == 14
+    for before, path, after in zip([None, *WAY], WAY, [*WAY[1:], None], strict=False):
+        opening = ast.get_docstring(ast.parse((PACKAGE / path).read_text()))
+        first, last = re.findall(r"^(Before|Next): (.*)$", opening, re.M)
+        assert (first[0], last[0]) == ("Before", "Next"), path
+        assert before is None or f"`{before}`" in first[1], path
+        assert after is None or f"`{after}`" in last[1], path
 
 
 @pytest.mark.parametrize(

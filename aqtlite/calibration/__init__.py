@@ -13,8 +13,6 @@ from aqtlite.calibration.base import (
     Quantized,
     Range,
     Statistics,
-    scale_and_zero_point,
-    scale_from_bound,
 )
 from aqtlite.calibration.constant import Constant, ConstantRange
 from aqtlite.calibration.delayed_scaling import DelayedScaling
@@ -37,6 +35,7 @@ from aqtlite.calibration.periodic import Periodic
 from aqtlite.calibration.rms import RMS
 from aqtlite.calibration.rounded_scale import RoundedScale
 from aqtlite.calibration.scale_grids import ceil_to_power_of_two
+from aqtlite.calibration.scales import scale_and_zero_point, scale_from_bound
 from aqtlite.calibration.snr_search import SnrSearch
 from aqtlite.calibration.weighted_deviations import WeightedDeviations
 

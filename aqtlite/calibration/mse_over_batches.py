@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, histogram, min_max, mse_search
+from aqtlite.calibration import base, histogram, min_max, mse_search, scales
 from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -97,7 +97,7 @@ class MseOverBatches(base.Calibration):
 
         def error_of(fraction: jax.Array) -> jax.Array:
             reached = {side: fraction * end for side, end in ends.items()}
-            scale, _ = base.scale_and_zero_point(_range(reached), grid, po2=False)
+            scale, _ = scales.scale_and_zero_point(_range(reached), grid, po2=False)
             step = scale / jnp.float32(grid.unit)
             return sum(
                 (_error(counts, reached[side], step) for side, counts in sides.items()),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, min_max, power_mean
+from aqtlite.calibration import base, min_max, power_mean, scales
 from aqtlite.lowering import reduction
 from aqtlite.numerics import Numerics, fields, rounding
 from aqtlite.shapes.dimension_numbers import Axes
@@ -164,7 +164,7 @@ def _error(values: jax.Array, found: base.Range, grid: Numerics) -> jax.Array:
         found: range of each channel.
         grid: number grid.
     """
-    scale, zero_point = base.scale_and_zero_point(found, grid, po2=False)
+    scale, zero_point = scales.scale_and_zero_point(found, grid, po2=False)
     noise = jnp.full(values.shape, _MEDIAN_NOISE) if grid.needs_noise else None
     stored = grid.round(values * (jnp.float32(grid.unit) / scale), noise)
     if zero_point is not None and grid.zero_point_range is not None:

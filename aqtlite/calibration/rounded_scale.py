@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, changed_range
+from aqtlite.calibration import changed_range, scales
 from aqtlite.numerics import Float, Numerics, fields
 
 
@@ -46,8 +46,8 @@ class RoundedScale(changed_range.ChangedRange):
         fields.check(self, dtype=_name)
 
     def changed(self, bound: jax.Array, grid: Numerics) -> jax.Array:
-        scales = Float.from_dtype(self.dtype)
-        scale = base.scale_from_bound(bound, grid.bound, grid.unit)
-        rounded = scales.round(scale, None).astype(jnp.float32)
-        rounded = jnp.maximum(rounded, np.float32(scales.smallest))
+        values = Float.from_dtype(self.dtype)
+        scale = scales.scale_from_bound(bound, grid.bound, grid.unit)
+        rounded = values.round(scale, None).astype(jnp.float32)
+        rounded = jnp.maximum(rounded, np.float32(values.smallest))
         return rounded * np.float32(grid.bound / grid.unit)

@@ -1,9 +1,12 @@
-"""Configs of a contraction and the contractions for both gradients."""
+"""Configs of a contraction and the contractions for both gradients.
+
+Before: `config/tensor.py`, how one operand is quantized.
+Next: `contraction/dot_general.py`, a function made of such a config.
+"""
 
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.config import field_checks, representation
@@ -110,8 +113,8 @@ class DotGeneralRaw(representation.CompactRepr):
             )
         if self.lhs.use_fwd_quant:
             raise ValueError(field_checks.misplaced_use_fwd_quant("lhs"))
-        self._check_dtypes()
-        self._check_local_aqt()
+        field_checks.check_dtypes(self)
+        field_checks.check_local_aqt(self)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -127,63 +130,11 @@ class DotGeneralRaw(representation.CompactRepr):
         others = self.local_aqt, self.smoothing, self.rotation
         return self.lhs, self.rhs, in_dtype, accumulator, *others
 
-    def _check_dtypes(self) -> None:
-        in_dtype, accumulator = self.dg_in_dtype, self.dg_accumulator_dtype
-        if in_dtype is not None and not jnp.issubdtype(in_dtype, jnp.floating):
-            raise ValueError(
-                f"dg_in_dtype={in_dtype.name!r} is not a floating dtype; for a "
-                "contraction of the stored integers leave it None"
-            )
-        for side in ("lhs", "rhs"):
-            field_checks.check_in_dtype(in_dtype, side, getattr(self, side))
-        if accumulator is None:
-            return
-        if jnp.issubdtype(accumulator, jnp.floating):
-            if float(jnp.finfo(accumulator).max) < 1e38:
-                raise ValueError(
-                    f"dg_accumulator_dtype={accumulator.name!r} overflows with a few "
-                    "products; use 'float32', or None (automatic)"
-                )
-            return
-        if accumulator != np.dtype("int32"):
-            raise ValueError(
-                f"dg_accumulator_dtype={accumulator.name!r} is not available; use "
-                "'int32', a floating dtype, or None (automatic)"
-            )
-        if in_dtype is not None:
-            raise ValueError(
-                "dg_accumulator_dtype='int32' needs integer operands, but "
-                f"dg_in_dtype={in_dtype.name!r} casts them to floating point; leave "
-                "one of the two None"
-            )
-        field_checks.check_int32_accumulator("lhs", self.lhs)
-        if not self.rhs.use_fwd_quant:  # Else it depends on fwd: see DotGeneral.
-            field_checks.check_int32_accumulator("rhs", self.rhs)
-
-    def _check_local_aqt(self) -> None:
-        if self.local_aqt is None:
-            return
-        for side in ("lhs", "rhs"):
-            for name in ("calib_shared_axes", "blocks"):
-                if (value := getattr(getattr(self, side), name)) is not None:
-                    raise ValueError(
-                        f"local_aqt and {side}.{name}={value!r} both say which axes "
-                        f"share a scale; leave {side}.{name} or local_aqt None"
-                    )
-            if getattr(self, side).noise_shared_axes is not None:
-                raise ValueError(
-                    f"{side}.noise_shared_axes: noise that axes share is not available "
-                    "together with local_aqt, whose tiles are axes of their own; leave "
-                    "one of the two None"
-                )
-        # A reused operand keeps the forward's scale.
-        is_rhs_quantized = self.rhs.is_quantized and not self.rhs.use_fwd_quant
-        if not (self.lhs.is_quantized or is_rhs_quantized):
-            raise ValueError(
-                "local_aqt would have no effect, because neither lhs nor rhs is "
-                "quantized here; set lhs.numerics, or rhs.numerics without "
-                "rhs.use_fwd_quant, or leave local_aqt None"
-            )
+    @property
+    def is_prepared(self) -> bool:
+        """True if operands change before they are quantized."""
+        changes = self.smoothing, self.rotation, self.rhs.sparsity
+        return any(one is not None for one in changes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -368,4 +319,37 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
             tensor.is_quantized
             for contraction in (self.fwd, self.dlhs, self.drhs)
             for tensor in (contraction.lhs, contraction.rhs)
+        )
+
+    @property
+    def has_states(self) -> bool:
+        """True if a calibration of an operand, or its smoothing, keeps a state."""
+        return (
+            self.has_parameters
+            or self.has_gradient_states
+            or self.has_smoothing_state
+            or self.fwd.lhs.gathers_statistics
+            or self.fwd.rhs.gathers_statistics
+            or self.fwd.rhs.rounding is not None
+        )
+
+    @property
+    def has_parameters(self) -> bool:
+        """True if a calibration is learned."""
+        return self.fwd.lhs.is_learned or self.fwd.rhs.is_learned
+
+    @property
+    def has_gradient_states(self) -> bool:
+        """True if a calibration gathers statistics of the output gradient."""
+        return self.dlhs.lhs.gathers_statistics or self.drhs.lhs.gathers_statistics
+
+    @property
+    def has_smoothing_state(self) -> bool:
+        """True if the scales of a smoothing come from statistics."""
+        return self.fwd.smoothing is not None and self.fwd.smoothing.has_state
+
+    def with_float_out(self) -> "DotGeneral":
+        """A copy of the config without quantization of the result."""
+        return (
+            dataclasses.replace(self, out=Tensor()) if self.out.is_quantized else self
         )

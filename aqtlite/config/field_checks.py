@@ -1,11 +1,14 @@
-"""Checks of the fields of a contraction's config that concern one operand."""
+"""Checks of the fields of a contraction's config, most of which concern one operand."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.config.tensor import Tensor
+
+if TYPE_CHECKING:
+    from aqtlite.config.dot_general import DotGeneralRaw
 
 
 def as_dtype(name: str, value: Any) -> np.dtype | None:
@@ -97,4 +100,66 @@ def check_backward_calibration(path: str, tensor: Tensor) -> None:
             f"{path}.calibration={calibration!r} gathers statistics of the output "
             f"gradient, but {path}.calib_shared_axes is {tensor.calib_shared_axes!r}: "
             "each row of a batch would have its own. Set it to 'per_tensor'"
+        )
+
+
+def check_dtypes(raw: "DotGeneralRaw") -> None:
+    """Raises ValueError for dtypes of a contraction that do not fit its operands."""
+    in_dtype, accumulator = raw.dg_in_dtype, raw.dg_accumulator_dtype
+    if in_dtype is not None and not jnp.issubdtype(in_dtype, jnp.floating):
+        raise ValueError(
+            f"dg_in_dtype={in_dtype.name!r} is not a floating dtype; for a "
+            "contraction of the stored integers leave it None"
+        )
+    for side in ("lhs", "rhs"):
+        check_in_dtype(in_dtype, side, getattr(raw, side))
+    if accumulator is None:
+        return
+    if jnp.issubdtype(accumulator, jnp.floating):
+        if float(jnp.finfo(accumulator).max) < 1e38:
+            raise ValueError(
+                f"dg_accumulator_dtype={accumulator.name!r} overflows with a few "
+                "products; use 'float32', or None (automatic)"
+            )
+        return
+    if accumulator != np.dtype("int32"):
+        raise ValueError(
+            f"dg_accumulator_dtype={accumulator.name!r} is not available; use "
+            "'int32', a floating dtype, or None (automatic)"
+        )
+    if in_dtype is not None:
+        raise ValueError(
+            "dg_accumulator_dtype='int32' needs integer operands, but "
+            f"dg_in_dtype={in_dtype.name!r} casts them to floating point; leave "
+            "one of the two None"
+        )
+    check_int32_accumulator("lhs", raw.lhs)
+    if not raw.rhs.use_fwd_quant:  # Else it depends on fwd: see DotGeneral.
+        check_int32_accumulator("rhs", raw.rhs)
+
+
+def check_local_aqt(raw: "DotGeneralRaw") -> None:
+    """Raises ValueError for tiles that contradict the operands' own granularity."""
+    if raw.local_aqt is None:
+        return
+    for side in ("lhs", "rhs"):
+        for name in ("calib_shared_axes", "blocks"):
+            if (value := getattr(getattr(raw, side), name)) is not None:
+                raise ValueError(
+                    f"local_aqt and {side}.{name}={value!r} both say which axes "
+                    f"share a scale; leave {side}.{name} or local_aqt None"
+                )
+        if getattr(raw, side).noise_shared_axes is not None:
+            raise ValueError(
+                f"{side}.noise_shared_axes: noise that axes share is not available "
+                "together with local_aqt, whose tiles are axes of their own; leave "
+                "one of the two None"
+            )
+    # A reused operand keeps the forward's scale.
+    is_rhs_quantized = raw.rhs.is_quantized and not raw.rhs.use_fwd_quant
+    if not (raw.lhs.is_quantized or is_rhs_quantized):
+        raise ValueError(
+            "local_aqt would have no effect, because neither lhs nor rhs is "
+            "quantized here; set lhs.numerics, or rhs.numerics without "
+            "rhs.use_fwd_quant, or leave local_aqt None"
         )

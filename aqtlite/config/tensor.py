@@ -1,54 +1,25 @@
-"""Config of one operand of one contraction."""
+"""Config of one operand of one contraction.
+
+Before: the pictures of docs/architecture.md, whose fifteen files begin here.
+Next: `config/dot_general.py`, a `Tensor` for each operand of a contraction.
+"""
 
 import dataclasses
-from collections.abc import Hashable
 from typing import Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import calibration as calibrations
 from aqtlite import noise as noises
 from aqtlite import numerics as grids
 from aqtlite.calibration import scale_grids
-from aqtlite.config import representation, scale_dtypes, tensor_checks
+from aqtlite.config import representation, tensor_checks
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.sparsity import NofM
-from aqtlite.numerics import fields
-
-_FLAGS = ("scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant", "find_nan")
-
-_TYPES = {
-    "calibration": fields.instance(
-        calibrations.Calibration,
-        "an aqtlite.calibration.Calibration such as AbsMax()",
-    ),
-    "noise": fields.instance(
-        noises.Noise, "an aqtlite.noise.Noise such as CounterHash()"
-    ),
-    "blocks": fields.instance(Blocks | None, "a config.Blocks or None"),
-    "rounding": fields.instance(Gptq | None, "a config.Gptq or None"),
-    "sparsity": fields.instance(NofM | None, "a config.NofM or None"),
-    **dict.fromkeys(_FLAGS, fields.flag),
-}
-
 
 SharedAxes = tuple[int, ...] | Literal["per_tensor", "remaining"] | None
 """Type of `Tensor.calib_shared_axes`."""
-
-
-def _shared_axes(axes: object) -> SharedAxes:
-    """Normalizes `calib_shared_axes`."""
-    if axes is None or axes == "per_tensor" or axes == "remaining":
-        return axes
-    remedy = (
-        'give a tuple of axes, "per_tensor", "remaining", or None for the contracting '
-        "axes"
-    )
-    if isinstance(axes, str):
-        raise ValueError(f"calib_shared_axes={axes!r} is not known; {remedy}")
-    return tensor_checks.checked_axes(axes, "calib_shared_axes", remedy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -155,142 +126,10 @@ class Tensor(representation.CompactRepr):
     axes are not independent."""
 
     def __post_init__(self) -> None:
-        self._check_types()
-        object.__setattr__(
-            self, "calib_shared_axes", _shared_axes(self.calib_shared_axes)
-        )
-        self._check_noise_shared_axes()
-        object.__setattr__(self, "scale_dtype", scale_dtypes.checked(self.scale_dtype))
-        self._check_scales()
-        if self.is_quantized:
-            self._check_blocks()
-            self._check_learned()
-            self._check_moving_scale()
-            return
-        ignored = {
-            "calib_shared_axes": self.calib_shared_axes is not None,
-            "blocks": self.blocks is not None,
-            "scale_dtype": self.scale_dtype is not None,
-            "scale_shared_axes": self.scale_shared_axes is not None,
-            "po2_scale": self.po2_scale,
-            "use_fake_quant": self.use_fake_quant,
-            "find_nan": self.find_nan,
-            "rounding": self.rounding is not None,
-            "sparsity": self.sparsity is not None,
-        }
-        for name, is_set in ignored.items():
-            if is_set:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} would have no effect, because "
-                    "numerics is NoNumerics() and nothing is quantized; set numerics, "
-                    f"or leave {name} at its default"
-                )
-
-    def _check_noise_shared_axes(self) -> None:
-        if self.noise_shared_axes is None:
-            return
-        remedy = "give a tuple of axes, or None for noise of each element's own"
-        axes = tensor_checks.checked_axes(
-            self.noise_shared_axes, "noise_shared_axes", remedy
-        )
-        object.__setattr__(self, "noise_shared_axes", axes)
-        if not self.needs_noise:
-            raise ValueError(
-                f"noise_shared_axes={axes} would have no effect, because rounding is "
-                "to the nearest value; set numerics to a grid with "
-                "stochastic_rounding=True, or leave noise_shared_axes None"
-            )
-
-    def _check_types(self) -> None:
-        if not isinstance(self.numerics, grids.Numerics | grids.NoNumerics):
-            raise TypeError(
-                "numerics must be an aqtlite.numerics.Numerics such as "
-                f"IntSymmetric(bits=8), or NoNumerics(), got {self.numerics!r}"
-                f"{tensor_checks.grid_of_name(self.numerics)}"
-            )
-        for name, check in _TYPES.items():
-            check(getattr(self, name), name)
-        if isinstance(self.numerics, grids.Numerics):
-            tensor_checks.check_grid(self.numerics)
-        if not isinstance(self.noise, Hashable):
-            raise TypeError(
-                f"noise: {type(self.noise).__name__} must be a frozen dataclass, so "
-                "that configs can be compared and hashed; decorate it with "
-                "@dataclasses.dataclass(frozen=True)"
-            )
-
-    def _check_scales(self) -> None:
-        scale_dtypes.check_shared_axes(
-            self.scale_shared_axes,
-            self.scale_dtype,
-            has_one_per_row=self.blocks is None and self.calib_shared_axes is None,
-            is_quantized=self.is_quantized,
-        )
-        if self.po2_scale and self.scale_dtype not in (None, jnp.float8_e8m0fnu):
-            raise ValueError(
-                f"po2_scale=True makes scales powers of two, and scale_dtype="
-                f"{np.dtype(self.scale_dtype).name!r} rounds them otherwise; leave one "
-                "of them at its default, or set scale_dtype='float8_e8m0fnu'"
-            )
-
-    def _check_blocks(self) -> None:
-        if self.blocks is None:
-            return
-        if self.calib_shared_axes is not None:
-            raise ValueError(
-                f"blocks={self.blocks!r} and calib_shared_axes="
-                f"{self.calib_shared_axes!r} both say what shares a scale; leave one "
-                "of them None"
-            )
-        if self.noise_shared_axes is not None:
-            raise ValueError(
-                f"blocks={self.blocks!r} and noise_shared_axes="
-                f"{self.noise_shared_axes!r}: noise that axes share is not available "
-                "for blocks; leave one of them None"
-            )
-        if self.blocks.pad and not self.calibration.ignores_zeros:
-            raise ValueError(
-                f"blocks={self.blocks!r} with calibration={self.calibration!r}: zeros "
-                "that pad a block would change its scale. Use calibration.AbsMax(), "
-                "calibration.MinMax() or calibration.Constant(...), or "
-                "Blocks(fit=True)"
-            )
-        if self.calibration.has_state:
-            raise ValueError(
-                f"blocks={self.blocks!r} with calibration={self.calibration!r}, which "
-                "gathers statistics: blocks have none. Use a calibration that looks at "
-                "the array alone, such as calibration.AbsMax(), or leave blocks None"
-            )
-
-    def _check_learned(self) -> None:
-        grid = self.grid
-        if self.calibration.is_learned and (
-            grid.calibrated_range != grid.zero_point_range
-        ):
-            raise ValueError(
-                f"calibration={self.calibration!r} is learned, and its step is a scale "
-                f"of the stored values {grid.zero_point_range}, but numerics={grid!r} "
-                f"maps ranges onto {grid.calibrated_range}; set "
-                "stochastic_rounding=False, or use a grid without a zero point, such "
-                "as numerics.IntSymmetric(bits=8, stochastic_rounding=True)"
-            )
-
-    def _check_moving_scale(self) -> None:
-        if not self.scale_moves:
-            return
-        if self.calibration.has_state or self.calibration.is_learned:
-            raise ValueError(
-                f"calib_shared_axes='remaining' with calibration={self.calibration!r}: "
-                "each contracted element has a scale, found from the array alone. Use "
-                "calibration.AbsMax(), for instance, or calib_shared_axes='per_tensor'"
-            )
-        if self.scale_dtype is not None and self.has_relative_scales:
-            raise ValueError(
-                f"calib_shared_axes='remaining' with scale_dtype="
-                f"{self.scale_dtype.name!r}, which rounds scales relative to the "
-                "largest one: they would depend on one another. Use 'bfloat16', "
-                "'float8_e8m0fnu' or None"
-            )
+        tensor_checks.check_types(self)
+        for name, value in tensor_checks.normalized(self).items():
+            object.__setattr__(self, name, value)
+        tensor_checks.check_combinations(self)
 
     @property
     def has_relative_scales(self) -> bool:

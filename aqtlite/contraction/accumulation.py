@@ -1,25 +1,25 @@
-"""The sums of products of a contraction: one dot, or scaled dots summed over tiles."""
+"""The sums of products of a contraction: one dot, or scaled dots summed over tiles.
+
+Before: `quantization/quantizer.py`, which made integers and scales.
+Next: `lowering/kinds.py`, the form of a dot on a platform.
+"""
 
 import dataclasses
-import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 
-from aqtlite import lowering, numerics
+from aqtlite import numerics
 from aqtlite.config.arithmetic import Form
-from aqtlite.contraction.execution import ContractionExecution, OperandExecution
-from aqtlite.lowering import exact, gpu, narrow
-from aqtlite.lowering.target import TargetDependent
+from aqtlite.contraction import dots, tiles
+from aqtlite.contraction.execution import ContractionExecution
+from aqtlite.lowering import exact, narrow
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.shapes import block_shapes
-from aqtlite.shapes.sharding import sharded_like
 
 
 def sum_products(
@@ -42,16 +42,16 @@ def sum_products(
 
     Returns:
         The unscaled sums, of integers where operands are contracted as integers; scaled
-        sums, in float32, if scales vary along contracting axes (`tile_counts`).
+        sums, in float32, if scales vary along contracting axes (`tiles.counts`).
     """
     left = _dot_input(how, operation, "lhs", lhs, lhs_q)
     right = _dot_input(how, operation, "rhs", rhs, rhs_q)
     if how.kind == "narrow" and how.path == "fwd":
         left, right = _as_if_given(left, right)
-    counts = tile_counts(how, operation, lhs_q, rhs_q) if how.has_blocks else ()
+    counts = tiles.counts(how, operation, lhs_q, rhs_q) if how.has_blocks else ()
     if math.prod(counts) == 1:
-        return dot(how, operation, left, right)
-    return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
+        return dots.dot(how, operation, left, right)
+    return tiles.sum_products(how, operation, counts, (left, lhs_q), (right, rhs_q))
 
 
 def scaled(
@@ -67,7 +67,7 @@ def scaled(
         float32; the sums unchanged if no scale multiplies them, or if they were scaled
         tile by tile.
     """
-    if how.has_blocks and math.prod(tile_counts(how, operation, lhs_q, rhs_q)) > 1:
+    if how.has_blocks and math.prod(tiles.counts(how, operation, lhs_q, rhs_q)) > 1:
         return sums
     scales: list[jax.Array] = []
     pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
@@ -75,26 +75,9 @@ def scaled(
         # A scale that moved to lhs was replaced by ones.
         has_moved = bool(scales) and one.reuse == "stored"
         if q is not None and one.scales_output and not has_moved:
-            scale = of_elements(operation, side, q.scale, q.qvalue.shape)
+            scale = dots.of_elements(operation, side, q.scale, q.qvalue.shape)
             scales.append(operation.scale_to_output(side, scale))
-    return _multiplied(sums, scales, how.out_sharding)
-
-
-def _multiplied(
-    sums: jax.Array, scales: list[jax.Array], sharding: NamedSharding | None
-) -> jax.Array:
-    """Multiplies sums by the scales of lhs and rhs.
-
-    The scale of rhs, usually the weights, goes first: integers times the scale of a
-    large lhs could overflow where the result does not.
-    """
-    if not scales:
-        return sums
-    *first, last = reversed(scales)
-    if sharding is not None:
-        *first, last = (sharded_like(one, sharding) for one in (*first, last))
-    out = functools.reduce(lax.mul, first, sums.astype(jnp.float32))
-    return exact.rounded_product(out, last)
+    return dots.multiplied(sums, scales, how.out_sharding)
 
 
 def _dot_input(
@@ -141,7 +124,7 @@ def _stored(operation: Operation, side: Side, q: QTensor) -> DotInput:
     if zero_point is not None:
         # Blocks along kept axes share a zero point, and so do groups.
         axes = operation.axes(side)
-        zero_point = of_elements(operation, side, zero_point, values.shape)
+        zero_point = dots.of_elements(operation, side, zero_point, values.shape)
         if axes.groups > 1:
             zero_point = block_shapes.repeat(zero_point, values.shape, axes.cuttable)
     largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
@@ -178,166 +161,3 @@ def _floats(q: QTensor, form: Form) -> jax.Array:
     # Contracted alike, whether the operand was given or quantized here.
     wide = dataclasses.replace(q, dtype=exact.wide_dtype(q.dtype))
     return exact.fusion_barrier(wide.dequant())
-
-
-def dot(
-    how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
-) -> jax.Array:
-    """Contracts two inputs by the kind of dot that the execution has, unscaled."""
-    kind: lowering.Kind = lowering.Floats(how.precision, how.accumulator)
-    if how.kind == "integers":
-        kind = lowering.Integers(how.accumulator)
-    elif how.kind == "integers in float" and how.in_dtype is not None:
-        kind = lowering.IntegersInFloat(how.in_dtype, how.accumulator)
-    elif how.kind == "mixed":
-        kind = lowering.Mixed(how.out_dtype, how.precision, how.accumulator)
-    elif how.kind == "narrow":
-        kind = lowering.Narrow(how.accumulator)
-    sums = operation.contract(kind, left, right, how.out_sharding)
-    return sums if how.accumulator is None else sums.astype(how.accumulator)
-
-
-def tile_counts(
-    how: ContractionExecution,
-    operation: Operation,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor | None,
-) -> tuple[int, ...]:
-    """The number of tiles per contracting axis, in which scales are constant."""
-    pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
-    counts = [
-        operation.axes(side).counts_in_group(q.scale.shape)
-        for side, (one, q) in zip(SIDES, pairs, strict=True)
-        if q is not None and one.scales_output
-    ]
-    return tuple(math.lcm(*of_axis) for of_axis in zip(*counts, strict=True))
-
-
-def _sum_of_tiles(
-    how: ContractionExecution,
-    operation: Operation,
-    counts: tuple[int, ...],
-    lhs: tuple[DotInput, QTensor | None],
-    rhs: tuple[DotInput, QTensor | None],
-) -> jax.Array:
-    """Contracts tile by tile, scales each dot and sums over the tiles.
-
-    Args:
-        how: execution of the contraction.
-        operation: the contraction.
-        counts: number of tiles of each contracting axis.
-        lhs: input to the dot, and the quantized operand if there is one.
-        rhs: like `lhs`.
-
-    Returns:
-        float32.
-    """
-    left, lhs_scale = _cut(operation, "lhs", how.lhs, counts, *lhs)
-    right, rhs_scale = _cut(operation, "rhs", how.rhs, counts, *rhs)
-    given = [left.values, left.zero_point, lhs_scale]
-    given += [right.values, right.zero_point, rhs_scale]
-    leaves, structure = jax.tree.flatten((operation, given))
-    largest = left.largest, right.largest
-    return _SumOfTiles(how, structure, counts, largest)(*leaves)
-
-
-def _cut(
-    operation: Operation,
-    side: Side,
-    one: OperandExecution,
-    counts: tuple[int, ...],
-    given: DotInput,
-    q: QTensor | None,
-) -> tuple[DotInput, jax.Array | None]:
-    """Cuts one input to the dot into tiles, and its scale, laid out like the sums."""
-    axes = operation.axes(side)
-
-    def cut(x: jax.Array) -> jax.Array:
-        return block_shapes.cut(x, axes.cuttable, counts, axes.groups)
-
-    zero_point = None if given.zero_point is None else cut(given.zero_point)
-    values = cut(given.values)
-    pieces = given._replace(values=values, zero_point=zero_point, sums=None)
-    if q is None or not one.scales_output:
-        return pieces, None
-    scale = cut(of_elements(operation, side, q.scale, given.values.shape))
-    return pieces, operation.tiled(counts).scale_to_output(side, scale)
-
-
-def of_elements(
-    operation: Operation, side: Side, x: jax.Array, shape: tuple[int, ...]
-) -> jax.Array:
-    """Repeats scales or zero points that blocks along kept axes, or groups, share."""
-    axes = operation.axes(side)
-    for axis in axes.batch + axes.remaining:
-        if x.shape[axis] not in (1, shape[axis]):
-            x = block_shapes.repeat(x, shape, (axis,))
-    if axes.groups > 1:
-        for axis in axes.cuttable:
-            x = block_shapes.repeat_into(x, axis, axes.groups)
-    return x
-
-
-@dataclasses.dataclass(frozen=True)
-class _SumOfTiles(TargetDependent):
-    """The sum of scaled dots over tiles.
-
-    A loop where one device holds whole arrays: the sums of all tiles at once would
-    multiply the memory by the number of tiles, and CPUs have no fast batched dot.
-    """
-
-    is_composite = True
-
-    how: ContractionExecution
-    structure: Any
-    """Pytree structure of the arguments: the operation, then the values, zero point and
-    scale of each operand, cut into tiles."""
-
-    counts: tuple[int, ...]
-    """Number of tiles of each contracting axis."""
-
-    largest: tuple[int | None, int | None]
-    """Largest magnitude of the stored integers of lhs and rhs."""
-
-    def reference(self, *leaves):
-        operation, given = jax.tree.unflatten(self.structure, leaves)
-        front = sum(count > 1 for count in self.counts)
-        sharding = self.how.out_sharding
-        if sharding is not None:
-            sharding = sharding.update(spec=(*(None,) * front, *sharding.spec))
-        how = dataclasses.replace(self.how, out_sharding=sharding)
-        dots = self._scaled_dot(how, operation.tiled(self.counts), given)
-        return jnp.sum(dots, axis=tuple(range(front)))
-
-    def lowered(self, target, *leaves):
-        if target.partitions > 1 or self.how.out_sharding is not None:
-            return self.reference(*leaves)
-        if target.is_gpu:
-            leaves = tuple(
-                gpu.widened(x, target) if x.dtype == jnp.int4 else x for x in leaves
-            )
-        operation, given = jax.tree.unflatten(self.structure, leaves)
-        shape = tuple(count for count in self.counts if count > 1)
-
-        def in_line(x):
-            rest = x.shape[len(shape) :]
-            return jnp.broadcast_to(x, shape + rest).reshape(math.prod(shape), *rest)
-
-        def add(total, one):
-            return total + self._scaled_dot(self.how, *one), None
-
-        pieces = operation.of_tiles(self.counts), jax.tree.map(in_line, given)
-        first, others = (
-            jax.tree.map(lambda x, part=part: x[part], pieces)
-            for part in (0, slice(1, None))
-        )
-        start = self._scaled_dot(self.how, *first)
-        return lax.scan(add, start, others)[0]
-
-    def _scaled_dot(self, how, operation, given):
-        lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
-        left = DotInput(lhs, lhs_zero, self.largest[0])
-        right = DotInput(rhs, rhs_zero, self.largest[1])
-        scales = [scale for scale in (lhs_scale, rhs_scale) if scale is not None]
-        sums = dot(how, operation, left, right)
-        return _multiplied(sums, scales, how.out_sharding)

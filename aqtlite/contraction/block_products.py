@@ -15,7 +15,7 @@ from jax import lax
 from aqtlite import config, numerics
 from aqtlite.calibration import scale_grids
 from aqtlite.config.arithmetic import Form, Kind
-from aqtlite.contraction import accumulation
+from aqtlite.contraction import accumulation, dots
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import block_forms, block_scaled
 from aqtlite.lowering.block_forms import BlockType
@@ -155,7 +155,7 @@ def _in_bfloat16(
         values = q.qvalue.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)
         inputs.append(DotInput(lax.optimization_barrier(values)))
     plain = dataclasses.replace(_with_forms(how, "float", "float"), accumulator=None)
-    sums = accumulation.dot(plain, operation, *inputs)
+    sums = dots.dot(plain, operation, *inputs)
     return sums, numbers
 
 
@@ -200,5 +200,5 @@ def _split_scale(
     if tensor.scale_shared_axes is None:
         shared = operation.axes(side).contracting
     scale, number = scale_grids.factored(q.scale, dtype, shared)
-    number = accumulation.of_elements(operation, side, number, q.qvalue.shape)
+    number = dots.of_elements(operation, side, number, q.qvalue.shape)
     return scale, [operation.scale_to_output(side, number)]

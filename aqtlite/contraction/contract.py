@@ -1,5 +1,8 @@
 """One quantized contraction of any operation, from its arguments to its result.
 
+Before: `operations/base.py`, the operation to contract by.
+Next: `contraction/execution.py`, which form each part of it takes.
+
 `contract` is the only entry point: the functions with `jax.lax`'s signatures, einsums,
 the Flax modules and the rules make an operation and call it.
 """
@@ -12,21 +15,18 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite import config, noise
-from aqtlite.config import arithmetic
-from aqtlite.contraction import differentiation, execution, requantization
+from aqtlite.contraction import checks, differentiation, execution, requantization
 from aqtlite.jaxpr import counted
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import checks, padding, preparation
+from aqtlite.quantization import padding, preparation
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes.dimension_numbers import Axes
-from aqtlite.shapes.sharding import before_transposition, explicit_sharding
+from aqtlite.shapes.sharding import before_transposition
 
 
 class Options(NamedTuple):
@@ -117,33 +117,34 @@ def contract(
     if order is not None:
         out_sharding = before_transposition(out_sharding, order)
     if cfg is None or not cfg.is_quantized:
-        _check_arrays(lhs, rhs)
+        checks.check_arrays(lhs, rhs)
         kind = options.precision, options.preferred_element_type
         out = operation.in_float(lhs, rhs, *kind, out_sharding)
         return out if order is None else out.transpose(order)
     if counted.is_counting():
         return _with_mask_of_float(cfg, operation, lhs, rhs, options)
     precision, states = options.precision, States()
-    _check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
-    _check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
+    checks.check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
+    checks.check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
     if not operation.takes_sharding:
-        _check_no_sharding(operation, lhs, rhs, out_sharding)
-    out_dtype = _out_dtype(options.preferred_element_type, lhs, rhs)
+        checks.check_no_sharding(operation, lhs, rhs, out_sharding)
+    out_dtype = checks.out_dtype(options.preferred_element_type, lhs, rhs)
     if options.states is not None:
-        states = _checked_states(options.states)
+        states = checks.checked_states(options.states)
     if is_product(cfg, operation, rhs.shape):
         # A scale of a single element loses it, and saves nothing.
         cfg = config.DotGeneral(out=cfg.out)
         lhs, rhs = (x.dequant() if isinstance(x, QTensor) else x for x in (lhs, rhs))
         states = States(out=states.out)
     if precision is not None:
-        precision = _precision_of_floats(cfg, operation, precision)
+        precision = checks.precision_of_floats(cfg, operation, precision)
     if cfg.fwd.rotation is not None:
-        _check_rotated(lhs, "fwd.lhs", cfg.fwd.rotation)
-        _check_rotated(rhs, "fwd.rhs", cfg.fwd.rotation)
+        checks.check_rotated(lhs, "fwd.lhs", cfg.fwd.rotation)
+        checks.check_rotated(rhs, "fwd.rhs", cfg.fwd.rotation)
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, states.smoothing)
+    if cfg.fwd.is_prepared:
+        lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, states.smoothing)
     if _in_place.value is not None:
         out = _in_place.value(cfg, operation, lhs, rhs, out_dtype)
         return out if order is None else out.transpose(order)
@@ -181,9 +182,11 @@ def _with_mask_of_float(
     cfg: config.DotGeneral, operation: Operation, lhs: Any, rhs: Any, options: Options
 ) -> jax.Array | QTensor:
     """Contracts two operands, and lets the result count where the float one does."""
-    unquantized = requantization.left_float(cfg)
+    unquantized = cfg.with_float_out()
     of_axes = Options(
-        preferred_element_type=_out_dtype(options.preferred_element_type, lhs, rhs),
+        preferred_element_type=checks.out_dtype(
+            options.preferred_element_type, lhs, rhs
+        ),
         order=options.order,
     )
 
@@ -196,7 +199,7 @@ def _with_mask_of_float(
     out = counted.like(lambda: run(unquantized, lhs, rhs, options), in_float)
     if not cfg.out.is_quantized:
         return out
-    state = () if options.states is None else _checked_states(options.states).out
+    state = () if options.states is None else checks.checked_states(options.states).out
     return requantization.quantize(out, cfg.out, state)
 
 
@@ -254,134 +257,3 @@ def as_operand(x: Any, path: str) -> Operand:
     if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
         raise TypeError(f"{path} must be an array, got {type(x).__name__}")
     return x if isinstance(x, QTensor) else jnp.asarray(x)
-
-
-def _check_operand(
-    x: Operand, tensor: config.Tensor, operation: Operation, path: str
-) -> None:
-    """Raises unless an operand is floating, or quantized as its config would.
-
-    Raises:
-        TypeError: if its dtype or grid is another.
-        ValueError: if its blocks are padded and the operation does not support that.
-    """
-    if not isinstance(x, QTensor):
-        checks.check_floating(x, path)
-        return
-    _check_qtensor(x, tensor, path)
-    if x.padding is not None and not operation.pairs_elements:
-        raise ValueError(
-            f"{path} was given a QTensor of shape {x.shape} whose blocks are padded by "
-            f"{x.padding}, which dot_general and einsum alone contract; quantize it "
-            "in blocks that divide its axes, or with fit=True"
-        )
-
-
-def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
-    """Raises TypeError if a `QTensor` is not what its config would have made."""
-    if q.offset is not None:
-        raise TypeError(
-            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape} with "
-            "an offset for each block, as GGUF's minima, which no sum of products "
-            "takes; give it the result of .dequant()"
-        )
-    if not tensor.is_quantized:
-        raise TypeError(
-            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
-            "its config asks for a float operand; give it the result of .dequant()"
-        )
-    if q.numerics is not None and q.numerics not in (
-        tensor.grid,
-        tensor.to_nearest().grid,
-    ):
-        changes = "; ".join(config.differences(q.numerics, tensor.grid))
-        raise TypeError(
-            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, on "
-            f"another grid than its config's: {changes}; quantize it with this config"
-        )
-    if q.numerics is None and q.qvalue.dtype != tensor.grid.storage_dtype:
-        raise TypeError(
-            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
-            f"its config asks for {tensor.grid.storage_dtype}; quantize it with this "
-            "config"
-        )
-
-
-def _check_rotated(x: Operand, path: str, how: config.Hadamard) -> None:
-    """Raises ValueError for a `QTensor` that is no frozen weight of the contraction."""
-    if isinstance(x, QTensor) and not x.is_rotated:
-        raise ValueError(
-            f"{path} was given a QTensor of shape {x.shape}, but fwd.rotation={how!r} "
-            "rotates floats before they are quantized: give floats, such as the result "
-            "of .dequant(), or set fwd.rotation to None"
-        )
-
-
-def _check_no_sharding(
-    operation: Operation, lhs: Operand, rhs: Operand, out_sharding: Any
-) -> None:
-    """Raises ValueError for explicit shardings, which the operation does not take."""
-    floats = [x for x in (lhs, rhs) if not isinstance(x, QTensor)]
-    if out_sharding is not None or any(explicit_sharding(x) for x in floats):
-        raise ValueError(
-            f"a quantized {type(operation).__name__} runs on meshes with automatic "
-            "axes, and inside jax.shard_map: it takes no out_sharding, and no operand "
-            "with an explicit one. Make the mesh with axis_types=(AxisType.Auto, ...)"
-        )
-
-
-def _checked_states(states: Any) -> States:
-    """Returns the states of a call as `States`; raises TypeError for anything else."""
-    is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
-    if not is_states or any(hasattr(state, "shape") for state in states):
-        raise TypeError(
-            "states must be aqtlite.statistics.States, as its init_states makes them, "
-            f"got {states!r}"
-        )
-    return States(*states)
-
-
-def _precision_of_floats(
-    cfg: config.DotGeneral, operation: Operation, precision: Any
-) -> Any:
-    """Returns the precision of the contractions that a config leaves in floats.
-
-    Raises:
-        ValueError: if more than the default precision is asked for, and the config
-            leaves no contraction in floats or the operation takes no precision.
-    """
-    wanted = tuple(precision) if isinstance(precision, list) else precision
-    if operation.takes_precision and arithmetic.contracts_floats(cfg):
-        return wanted
-    for one in wanted if isinstance(wanted, tuple) else (wanted,):
-        if one not in (None, lax.Precision.DEFAULT, "default", "DEFAULT", "fastest"):
-            raise ValueError(
-                f"precision={precision!r} was asked of a quantized contraction, which "
-                "has none to choose: integers are summed exactly, and rounding to "
-                "them costs more than any float precision saves. Leave it None, or "
-                "pass cfg=None to contract in floating point"
-            )
-    return None
-
-
-def _out_dtype(preferred_element_type: Any, lhs: Any, rhs: Any) -> np.dtype:
-    """Returns the dtype of the result; raises TypeError if it is not floating."""
-    if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-    out_dtype = np.dtype(jax.dtypes.canonicalize_dtype(preferred_element_type))
-    if not jnp.issubdtype(out_dtype, jnp.floating):
-        raise TypeError(
-            f"preferred_element_type={out_dtype.name} was asked of a quantized "
-            "contraction, whose scaled result is floating; ask for a float dtype"
-        )
-    return out_dtype
-
-
-def _check_arrays(lhs: Any, rhs: Any) -> None:
-    """Raises TypeError for a `QTensor` where nothing is quantized."""
-    for side, x in (("lhs", lhs), ("rhs", rhs)):
-        if isinstance(x, QTensor):
-            raise TypeError(
-                f"{side} is a QTensor of shape {x.shape}, but this contraction is not "
-                "quantized; pass its .dequant()"
-            )

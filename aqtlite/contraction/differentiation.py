@@ -1,5 +1,8 @@
 """The quantized contraction with its custom gradients, for every operation.
 
+Before: `lowering/kinds.py`, sums of products.
+Next: `flax/linen/dot_general.py`, the call of a layer.
+
 Quantization and the integer contraction stay outside of any `custom_vjp`, so that
 checkpoint policies see them. `_straight_through`, a `custom_vjp`, then scales the sums
 and differentiates as if nothing had been rounded (straight-through estimator). Float
@@ -26,7 +29,12 @@ from aqtlite.contraction import (
     straight_through,
 )
 from aqtlite.contraction.execution import ContractionExecution, Execution
-from aqtlite.contraction.straight_through import Estimator
+from aqtlite.contraction.residuals import (
+    Residuals,
+    absent,
+    is_absent,
+    scales_on_output,
+)
 from aqtlite.jaxpr import inlined
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
@@ -170,33 +178,6 @@ def _straight_through(
     return exact.fusion_barrier(out) if how.fwd.is_product else out
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Residuals:
-    """The residuals of the forward pass."""
-
-    operation: Operation
-    lhs: Operand
-    """Needed by the gradient of rhs; `_absent` if no gradient of rhs is asked for."""
-
-    rhs: Operand
-    estimators: tuple[Estimator | None, Estimator | None]
-    """Estimators of lhs and rhs; None for a frozen operand, `_absent` where no gradient
-    is asked for."""
-
-    seed: jax.Array | None
-    scales: tuple[jax.Array | None, jax.Array | None]
-    """Scales of lhs and rhs, which give equal gradients different noise."""
-
-    states: States
-    """States of the output gradient only."""
-
-    scaled_shapes: tuple[tuple[int, ...], ...] = dataclasses.field(
-        metadata={"static": True}
-    )
-    """Shapes of the operands of `scales`; empty for None."""
-
-
 def _straight_through_fwd(how: Execution, *primals: Any):
     _, _, lhs, rhs, _, _, _, states = primals
     tensors = how.fwd.lhs.tensor, how.fwd.rhs.tensor
@@ -240,14 +221,20 @@ def _straight_through_fwd(how: Execution, *primals: Any):
     ]
     saved_lhs, saved_rhs, estimators = remat.packed((saved_lhs, saved_rhs, estimators))
     if "lhs" not in differentiated:
-        saved_rhs, estimators[0] = _absent(saved_rhs), _absent(estimators[0])
+        saved_rhs, estimators[0] = (
+            absent(saved_rhs),
+            absent(estimators[0]),
+        )
     if "rhs" not in differentiated:
-        saved_lhs, estimators[1] = _absent(saved_lhs), _absent(estimators[1])
+        saved_lhs, estimators[1] = (
+            absent(saved_lhs),
+            absent(estimators[1]),
+        )
     scaled: list[QTensor | None] = [None, None]
     if seed is None and any(how.gradient(side).needs_noise for side in SIDES):
         scaled = [lhs_q, rhs_q]
     scales = [None if q is None else q.scale for q in scaled]
-    return out, _Residuals(
+    return out, Residuals(
         operation=operation,
         lhs=saved_lhs,
         rhs=saved_rhs,
@@ -256,42 +243,6 @@ def _straight_through_fwd(how: Execution, *primals: Any):
         scales=(scales[0], scales[1]),
         states=States(dlhs=states.dlhs, drhs=states.drhs),
         scaled_shapes=tuple(() if q is None else q.qvalue.shape for q in scaled),
-    )
-
-
-_ABSENT_SHAPE = (0, 0, 0)
-
-
-def _absent(tree: Any) -> Any:
-    """Placeholders, in the same pytree structure, for residuals that are not needed.
-
-    `jax.checkpoint` and `jax.jit` trace a function once, then differentiate it with
-    respect to one operand or to both; JAX assumes that its residuals have one structure
-    in all cases.
-    """
-    return jax.tree.map(lambda _: jnp.zeros(_ABSENT_SHAPE, bool), tree)
-
-
-def _is_absent(tree: Any) -> bool:
-    """Whether any residual in a pytree is `_absent`."""
-    return any(
-        leaf.shape == _ABSENT_SHAPE and leaf.dtype == bool
-        for leaf in jax.tree.leaves(tree)
-    )
-
-
-def _scales_on_output(saved: _Residuals) -> tuple[jax.Array, ...]:
-    """The scales that can multiply the output, in a shape that broadcasts with it."""
-    operation = saved.operation
-    return tuple(
-        operation.scale_to_output(
-            side, accumulation.of_elements(operation, side, scale, shape)
-        )
-        for side, scale, shape in zip(
-            SIDES, saved.scales, saved.scaled_shapes, strict=True
-        )
-        if scale is not None
-        and all(scale.shape[axis] == 1 for axis in operation.axes(side).contracting)
     )
 
 
@@ -316,16 +267,16 @@ def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -
             )
 
 
-def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
+def _straight_through_bwd(how: Execution, saved: Residuals, g: Any):
     gradients: dict[str, Any] = {"lhs": None, "rhs": None}
     states: dict[str, Any] = saved.states._asdict() | {"lhs": None, "rhs": None}
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
-        scales = _scales_on_output(saved)
+        scales = scales_on_output(saved)
         others = saved.rhs, saved.lhs
         # Layers of one shape share one trace of the gradient.
         gradient_of = _traced_once if inlined.are_tracers(g) else contract_gradient
         for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
-            if own is not None and not _is_absent((other, own)):
+            if own is not None and not is_absent((other, own)):
                 out, states[f"d{side}"] = gradient_of(
                     how.gradient(side),
                     saved.operation.gradient(side),
@@ -385,10 +336,11 @@ def contract_gradient(
             other = other.dequant()
     shape = operation.output_shape(g.shape, other.shape)
     tensors = how.lhs.tensor, how.rhs.tensor
-    prepared, other = preparation.prepare_gradient(
-        how.rotation, operation, g, other, tensors, how.path
-    )
-    g = cast(jax.Array, prepared)
+    if how.rotation is not None or any(one.blocks is not None for one in tensors):
+        prepared, other = preparation.prepare_gradient(
+            how.rotation, operation, g, other, tensors, how.path
+        )
+        g = cast(jax.Array, prepared)
     inner = execution.resolve_gradient(how, operation, g, other)
     states = _NO_STATES
     tensor = how.lhs.tensor

@@ -1,4 +1,8 @@
-"""A quantized `lax.dot_general`."""
+"""A quantized `lax.dot_general`.
+
+Before: `config/dot_general.py`, the config of a contraction.
+Next: `operations/base.py`, the operation that it makes of its arguments.
+"""
 
 from collections.abc import Callable
 from typing import Any

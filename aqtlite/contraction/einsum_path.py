@@ -7,7 +7,7 @@ import jax
 import opt_einsum
 
 from aqtlite import config
-from aqtlite.contraction import einsum_equation, requantization
+from aqtlite.contraction import einsum_equation
 from aqtlite.quantization.statistics import States
 
 
@@ -29,7 +29,7 @@ class Step(NamedTuple):
         if cfg is None:
             return None
         own = cfg if self.sums else config.DotGeneral(out=cfg.out)
-        return own if self.is_last else requantization.left_float(own)
+        return own if self.is_last else own.with_float_out()
 
 
 def steps_of(eqn: str, operands: Sequence[Any]) -> list[Step]:

@@ -1,5 +1,8 @@
 """The execution of a contraction and its gradients, resolved once.
 
+Before: `contraction/contract.py`, which checked and prepared the operands.
+Next: `contraction/quantized_sums.py`, the forward half that runs so.
+
 `resolve` turns a config into an `Execution`, which the contraction reads; no config is
 rewritten after that. Decisions that depend on the config alone are in
 `config.arithmetic`, which `config.describe` reads, too.

@@ -1,5 +1,8 @@
 """The forward half of a contraction: both operands quantized, and the sums of products.
 
+Before: `contraction/execution.py`, what runs in which form.
+Next: `quantization/quantizer.py`, how each operand is quantized.
+
 None of it is differentiated (`differentiation`).
 """
 
@@ -14,7 +17,7 @@ from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.jaxpr import inlined
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import checks, quantizer
+from aqtlite.quantization import barriers, checks, quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.quantizer import Seeds
 from aqtlite.quantization.statistics import States
@@ -108,5 +111,5 @@ def _quantize(
     # An operand that may be frozen is compiled alike, whether it is computed or given.
     # A given scale needs no barrier.
     if how.path == "fwd" and not is_given:
-        q = quantizer.with_scale_barrier(q, one.tensor)
+        q = barriers.with_scale_barrier(q, one.tensor)
     return Quantized(q, factor)

@@ -1,6 +1,5 @@
 """The quantized result of a contraction."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -11,13 +10,6 @@ from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 
 PATH = "out"
-
-
-def left_float(cfg: config.DotGeneral) -> config.DotGeneral:
-    """Returns a config without the quantization of the result."""
-    if not cfg.out.is_quantized:
-        return cfg
-    return dataclasses.replace(cfg, out=config.Tensor())
 
 
 def quantize(

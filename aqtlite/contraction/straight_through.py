@@ -19,7 +19,7 @@ from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import quantizer
+from aqtlite.quantization import barriers, quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
 
@@ -46,7 +46,7 @@ def quantized(
         q = poison.with_poisoned_scale(fixed, q, tensor, axes, path, state)
     # The contraction must read this scale like any operand's scale.
     if not isinstance(state, FixedScale):
-        q = quantizer.with_fusion_barrier(q)
+        q = barriers.with_fusion_barrier(q)
     mask = gradient_mask(fixed, q)
     unrounded = x if mask is None else jnp.where(mask, x, fixed)
     return dataclasses.replace(q, unrounded=unrounded)

@@ -1,5 +1,8 @@
 """The kinds of dots, each implemented once for all contractions.
 
+Before: `contraction/accumulation.py`, which chose a kind of dot.
+Next: `contraction/differentiation.py`, which scales the sums and has their gradients.
+
 | kind              | CPUs                                  | other platforms     |
 | ----------------- | ------------------------------------- | ------------------- |
 | `Integers`        | `sums`, of digits and in pieces       | the same            |
@@ -15,6 +18,7 @@ each platform sums products.
 import abc
 import dataclasses
 import functools
+import math
 import operator
 from typing import Any
 
@@ -109,18 +113,24 @@ class Integers(Kind):
 
     def __call__(self, contraction, lhs, rhs):
         contraction, lhs, rhs = contraction.in_best_order(lhs, rhs)
+        if _is_one_digit(lhs) and _is_one_digit(rhs):
+            return self._of_one_digit(contraction, lhs, rhs)
         left, right = (Digits.of_integers(x.values, x.largest) for x in (lhs, rhs))
-        if not (left.is_split or right.is_split):
-            limit = _LARGEST_SUM // (left.largest * right.largest)
-            products = contraction.products(left.shape, right.shape)
-            # A symbolic size (`jax.export`) is assumed to fit: it cannot be cut.
-            if isinstance(products, int) and products > limit:
-                return long_sums.of_pieces(
-                    contraction, left.values, right.values, limit, self.accumulator
-                )
-            if self.accumulator is not None:
-                return contraction.sums_in(self.accumulator, left.values, right.values)
         return _sums(contraction, left, right)
+
+    def _of_one_digit(self, contraction, lhs, rhs):
+        largest = (
+            int(jnp.iinfo(x.values.dtype).max) if x.largest is None else x.largest
+            for x in (lhs, rhs)
+        )
+        limit = _LARGEST_SUM // math.prod(largest)
+        products = contraction.products(lhs.values.shape, rhs.values.shape)
+        # A symbolic size (`jax.export`) is assumed to fit: it cannot be cut.
+        if isinstance(products, int) and products > limit:
+            return long_sums.of_pieces(
+                contraction, lhs.values, rhs.values, limit, self.accumulator
+            )
+        return contraction.sums_in(self.accumulator, lhs.values, rhs.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +230,10 @@ class Floats(Kind):
         dtype = jnp.promote_types(lhs.values.dtype, rhs.values.dtype)
         left, right = lhs.values.astype(dtype), rhs.values.astype(dtype)
         return contraction.sums_in(self.accumulator, left, right, self.precision)
+
+
+def _is_one_digit(x: DotInput) -> bool:
+    return jnp.iinfo(x.values.dtype).bits <= 8
 
 
 def _is_float(x: DotInput) -> bool:

@@ -1,4 +1,8 @@
-"""The interface of a contraction."""
+"""The interface of a contraction.
+
+Before: `contraction/dot_general.py`, which makes an operation.
+Next: `contraction/contract.py`, which contracts by it.
+"""
 
 import abc
 import math

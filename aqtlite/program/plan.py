@@ -31,12 +31,11 @@ from aqtlite.program import (
     visibility,
 )
 from aqtlite.program import unseen as unseen_lib
+from aqtlite.program.equation import EMPTY, why_not_quantized
 from aqtlite.program.naming import Name, Naming, by_scope, numbered
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
-    EMPTY,
     PlannedContraction,
-    why_not_quantized,
 )
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule

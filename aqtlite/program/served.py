@@ -1,4 +1,8 @@
-"""Evaluates a traced function with frozen weights in place of float parameters."""
+"""Evaluates a traced function with frozen weights in place of float parameters.
+
+Before: `program/program.py`, which made the frozen weights.
+Next: the end of the way; `program/serving/planning.py` decides what is frozen.
+"""
 
 import dataclasses
 import itertools

@@ -2,8 +2,9 @@
 
 from aqtlite import config
 from aqtlite.jaxpr.sites import Site
+from aqtlite.program.equation import equation_of
 from aqtlite.program.naming import Name
-from aqtlite.program.planned import PlannedContraction, equation_of
+from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_operand import PlannedOperand
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from aqtlite.lowering import transposed
 from aqtlite.numerics import Numerics
-from aqtlite.qtensor import stored_values
+from aqtlite.qtensor import indexing, stored_values
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import describe
 
@@ -320,28 +320,8 @@ class QTensor:
         if self.order is not None:
             return self.in_own_order()[index]
         _check_not_padded(self)
-        entries = block_shapes.expand_index(index, self.ndim)
-        scale_entries: list[Any] = []
-        axis = 0
-        for entry in entries:
-            if entry is None:
-                scale_entries.append(None)
-                continue
-            size, count = self.shape[axis], self.scale.shape[axis]
-            if isinstance(entry, int) and not -size <= entry < size:
-                raise IndexError(
-                    f"index {entry} is out of range for axis {axis} of size {size}"
-                )
-            scale_entries.append(block_shapes.scale_index(entry, size, count))
-            if scale_entries[-1] is None:
-                raise TypeError(
-                    f"axis {axis} of a QTensor of shape {self.shape} has {count} "
-                    f"blocks of {size // count} elements with a scale each, and "
-                    f"{entry} cuts through them; index the result of .dequant() instead"
-                )
-            axis += 1
-        at = tuple(scale_entries)
-        return rearrange(self, lambda x: x[entries], lambda x: x[at])
+        values, scales = indexing.entries(index, self.shape, self.scale.shape)
+        return rearrange(self, lambda x: x[values], lambda x: x[scales])
 
     def _refuse(self, *others: Any) -> NoReturn:
         del others

@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import lowering
-from aqtlite.qtensor import concatenation, stored_values
+from aqtlite.qtensor import concatenation, slices, stored_values
 from aqtlite.qtensor.qtensor import QTensor, rearrange, rearrange_alike
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.block_shapes import from_the_front
@@ -124,7 +124,7 @@ def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTe
     if count == size != 1:
         return rearrange_alike(q, taken)
     if count != 1:
-        raise _cuts_blocks("take", q, axis)
+        raise slices.cuts_blocks("take", q, axis)
     if mode not in ("clip", "wrap"):
         raise ValueError(
             f"take along axis {axis} of a QTensor of shape {q.shape}, which shares a "
@@ -168,7 +168,7 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
         if q.scale.shape[axis] == 1:
             scale_widths.append([0, 0])
         elif any(one % block for one in width):
-            raise _cuts_blocks("pad", q, axis)
+            raise slices.cuts_blocks("pad", q, axis)
         else:
             scale_widths.append([one // block for one in width])
     padded = rearrange(
@@ -274,14 +274,14 @@ def dynamic_slice(
         ValueError: unless each axis has one index and one size.
     """
     q = q.in_own_order()
-    _check_each_axis("dynamic_slice", q, start_indices, slice_sizes)
+    slices.check_each_axis("dynamic_slice", q, start_indices, slice_sizes)
     sizes = []
     for axis, size in enumerate(slice_sizes):
         count = q.scale.shape[axis]
         if count not in (1, q.shape[axis]) and size != q.shape[axis]:
-            raise _cuts_blocks("dynamic_slice", q, axis)
+            raise slices.cuts_blocks("dynamic_slice", q, axis)
         sizes.append(size if count == q.shape[axis] else count)
-    starts = _scale_starts(q, start_indices)
+    starts = slices.scale_starts(q, start_indices)
     return rearrange(
         q,
         lambda x: lax.dynamic_slice(x, start_indices, slice_sizes),
@@ -336,7 +336,7 @@ def dynamic_update_slice(
             axis with blocks.
         ValueError: if scales differ, or unless each axis has one index.
     """
-    _check_each_axis("dynamic_update_slice", q, start_indices)
+    slices.check_each_axis("dynamic_update_slice", q, start_indices)
     is_alike = isinstance(update, QTensor) and q.ndim == update.ndim
     if is_alike and q.order is not None and len(q.order) == q.ndim:
         stored = dataclasses.replace(q, order=None)
@@ -345,16 +345,16 @@ def dynamic_update_slice(
         updated = dynamic_update_slice(stored, piece, starts)
         return dataclasses.replace(updated, order=q.order)
     q, update = concatenation.check_alike("dynamic_update_slice", (q, update))
-    starts = _scale_starts(q, start_indices)
+    starts = slices.scale_starts(q, start_indices)
     sizes, is_whole = [], True
     for axis, size in enumerate(q.shape):
         count, new = q.scale.shape[axis], update.shape[axis]
         if count == size != 1:
             if update.scale.shape[axis] not in (1, new):
-                raise _cuts_blocks("dynamic_update_slice", update, axis)
+                raise slices.cuts_blocks("dynamic_update_slice", update, axis)
             sizes.append(new)
         elif new != size and count != 1:
-            raise _cuts_blocks("dynamic_update_slice", q, axis)
+            raise slices.cuts_blocks("dynamic_update_slice", q, axis)
         elif update.scale.shape[axis] != count:
             raise ValueError(
                 f"dynamic_update_slice: along axis {axis} the update has "
@@ -378,25 +378,3 @@ def dynamic_update_slice(
         return updated
     there = rearrange(q, lambda x: x, lambda x: lax.dynamic_slice(x, starts, sizes))
     return concatenation.with_equal("dynamic_update_slice", updated, there, update)
-
-
-def _cuts_blocks(what: str, q: QTensor, axis: int) -> TypeError:
-    return TypeError(
-        f"{what} along axis {axis} of a QTensor of shape {q.shape}, which has "
-        f"{q.scale.shape[axis]} blocks of {q.blocks[axis]} elements with a scale each: "
-        f"it would cut through them. Use the result of .dequant() instead"
-    )
-
-
-def _check_each_axis(what: str, q: QTensor, *given: Sequence[Any]) -> None:
-    if any(len(one) != q.ndim for one in given):
-        raise ValueError(
-            f"{what} of a QTensor of shape {q.shape} takes {q.ndim} start indices (and "
-            f"sizes), one for each axis, and got {' and '.join(map(repr, given))}"
-        )
-
-
-def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
-    """The start indices of a slice in the scale, clamped like those of the slice."""
-    found = zip(start_indices, q.shape, q.scale.shape, strict=True)
-    return [start if n == size else jnp.zeros_like(start) for start, size, n in found]

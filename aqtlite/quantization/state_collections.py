@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from aqtlite import config
-from aqtlite.quantization import statistics
 
 STATISTICS = "aqt_stats"
 """The collection of the statistics of operands."""
@@ -36,7 +35,7 @@ def collections_of(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
             is_gradient = side in ("dlhs", "drhs")
             collection = OF_GRADIENTS if is_gradient else STATISTICS
             found.setdefault(collection, []).append(side)
-    if statistics.has_smoothing_state(cfg):
+    if cfg.has_smoothing_state:
         found.setdefault(STATISTICS, []).append("smoothing")
     if cfg.fwd.rhs.rounding is not None:
         found.setdefault(STATISTICS, []).append("moment")

@@ -77,11 +77,6 @@ class States(NamedTuple):
     `aqtlite.quantization.second_moment`."""
 
 
-def has_smoothing_state(cfg: config.DotGeneral) -> bool:
-    """Returns True if the scales of a smoothing come from statistics."""
-    return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
-
-
 def reads_state(cfg: config.DotGeneral, side: Side) -> bool:
     """Returns True if an operand of the forward contraction is quantized with a state.
 
@@ -89,17 +84,7 @@ def reads_state(cfg: config.DotGeneral, side: Side) -> bool:
     rounded once, by the moment of all their inputs.
     """
     tensor = cfg.fwd.lhs if side == "lhs" else cfg.fwd.rhs
-    return tensor.is_learned or tensor.gathers_statistics or has_smoothing_state(cfg)
-
-
-def has_parameters(cfg: config.DotGeneral) -> bool:
-    """Returns True if a calibration is learned."""
-    return cfg.fwd.lhs.is_learned or cfg.fwd.rhs.is_learned
-
-
-def has_gradient_states(cfg: config.DotGeneral) -> bool:
-    """Returns True if a calibration gathers statistics of the output gradient."""
-    return cfg.dlhs.lhs.gathers_statistics or cfg.drhs.lhs.gathers_statistics
+    return tensor.is_learned or tensor.gathers_statistics or cfg.has_smoothing_state
 
 
 def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) -> States:
@@ -130,9 +115,7 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
         dims = smoothing.dims_of(operation)
         smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
-    changes = cfg.fwd.smoothing, cfg.fwd.rotation, cfg.fwd.rhs.sparsity
-    is_prepared = any(one is not None for one in changes)
-    if is_prepared and has_parameters(cfg):
+    if cfg.fwd.is_prepared and cfg.has_parameters:
         for tensor, path in ((cfg.fwd.lhs, "fwd.lhs"), (cfg.fwd.rhs, "fwd.rhs")):
             if tensor.is_learned:
                 learned_parameters.check_values(tensor, path, lhs, "fwd.lhs")
@@ -292,7 +275,8 @@ def update_states(
             cfg.fwd.smoothing, smoothed, lhs, rhs, dims, masks
         )
     # Ranges and moments are those of the operands that are quantized.
-    lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, smoothed)
+    if cfg.fwd.is_prepared:
+        lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, smoothed)
     if cfg.fwd.rotation is not None:
         of_lhs, of_rhs = _mixed(of_lhs, lhs_axes), _mixed(of_rhs, rhs_axes)
     if cfg.fwd.rhs.rounding is not None:
@@ -309,7 +293,7 @@ def _masks(
     cfg: config.DotGeneral, lhs: Any, rhs: Any, name: str
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Returns which elements of each operand count, where statistics need it."""
-    is_smoothed, has_moment = has_smoothing_state(cfg), cfg.fwd.rhs.rounding is not None
+    is_smoothed, has_moment = cfg.has_smoothing_state, cfg.fwd.rhs.rounding is not None
     of_lhs = of_rhs = None
     if is_smoothed or has_moment or cfg.fwd.lhs.gathers_statistics:
         of_lhs = _mask(lhs, f"the lhs of {name}")

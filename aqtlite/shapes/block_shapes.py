@@ -9,7 +9,6 @@ constant: a batch of smaller contractions.
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -141,64 +140,6 @@ def _cut(sizes: Sequence[int], block: int) -> list[int]:
         else:
             return []
     return counts
-
-
-def expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    """Expands an index to one entry per axis, and a None for each new axis."""
-    entries = index if isinstance(index, tuple) else (index,)
-    for entry in entries:
-        is_int = (
-            hasattr(entry, "dtype")
-            and entry.ndim == 0
-            and jnp.issubdtype(entry.dtype, jnp.integer)
-        ) or (isinstance(entry, int) and not isinstance(entry, bool))
-        if not (is_int or entry is None or entry is Ellipsis) and not isinstance(
-            entry, slice
-        ):
-            raise TypeError(
-                "a QTensor takes ints, slices, None and Ellipsis as indices; got "
-                f"{entry!r}. Index the result of .dequant() instead"
-            )
-    named = sum(entry is not None and entry is not Ellipsis for entry in entries)
-    if named > ndim or sum(entry is Ellipsis for entry in entries) > 1:
-        raise IndexError(f"index {index!r} does not fit an array of {ndim} axes")
-    rest = (slice(None),) * (ndim - named)
-    if not any(entry is Ellipsis for entry in entries):
-        return entries + rest
-    at = next(i for i, entry in enumerate(entries) if entry is Ellipsis)
-    return entries[:at] + rest + entries[at + 1 :]
-
-
-def scale_index(entry: Any, size: int, count: int) -> Any:
-    """Returns the index into the scale for an index into the array, along one axis.
-
-    Args:
-        entry: a slice, or an int, which may be traced.
-        size: size of the axis.
-        count: number of scales along the axis.
-
-    Returns:
-        A slice or an int; None if a slice takes parts of several blocks.
-    """
-    if count == size and size != 1:
-        return entry
-    if count == 1:
-        return slice(None) if isinstance(entry, slice) else 0
-    block = size // count
-    if not isinstance(entry, slice):
-        return entry // block
-    taken = range(*entry.indices(size))
-    if not taken:
-        return slice(0, 0)
-    first, last = sorted((taken[0], taken[-1]))
-    if first // block == last // block:
-        return slice(first // block, first // block + 1)
-    if abs(taken.step) != 1 or first % block or (last + 1) % block:
-        return None
-    blocks = slice(first // block, last // block + 1)
-    if taken.step == 1:
-        return blocks
-    return slice(blocks.stop - 1, blocks.start - 1 if blocks.start else None, -1)
 
 
 def has_blocks(shape: Sequence[int], scale_shape: Sequence[int]) -> bool:

@@ -77,6 +77,14 @@ class Caller(NamedTuple):
         return scope is not None and not scope.root.is_collection_empty(COLLECTION)
 
     @property
+    def has_serving_variables(self) -> bool:
+        """Whether the variables of the model, or of the module, are of a conversion."""
+        if self.scope is None or self.serves:
+            return self.scope is not None
+        params = self.scope.variables().get("params", {}).values()
+        return any(isinstance(_unboxed(one), Placeholder) for one in params)
+
+    @property
     def obstacle(self) -> str | None:
         """Reason why nothing can be stored with the module, or None."""
         if self.scope is None:

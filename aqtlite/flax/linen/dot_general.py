@@ -1,4 +1,8 @@
-"""The quantized `dot_general` to inject into Flax Linen layers."""
+"""The quantized `dot_general` to inject into Flax Linen layers.
+
+Before: `contraction/differentiation.py`, the contraction that it calls.
+Next: `program/program.py`, a whole model and its weights.
+"""
 
 import contextlib
 import dataclasses
@@ -24,7 +28,6 @@ from aqtlite.program.serving import guards, lookup
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.state_collections import collections_of
 from aqtlite.quantization.statistics import States
 
 
@@ -122,7 +125,7 @@ class Injected:
         if cfg.needs_noise and self._is_for_serving(caller):
             cfg = cfg.for_serving()
         call = Contraction(
-            cfg=requantization.left_float(cfg),
+            cfg=cfg.with_float_out(),
             frozen_operands=self.frozen_operands,
             name=f"{self.name}_{number}" if self.name and number else self.name,
             operation=operation,
@@ -130,7 +133,7 @@ class Injected:
             rhs=rhs,
         )
         scope = caller.variables
-        has_states = bool(collections_of(call.cfg)) and not call.is_product
+        has_states = call.cfg.has_states and not call.is_product
         entry = statistics.entry_of(call, scope, number) if has_states else None
         if entry is not None:
             call = dataclasses.replace(call, states=statistics.read(call, entry))
@@ -166,7 +169,7 @@ class Injected:
         if callers.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
             call = callers.record(call, caller)
             return call, (call.lhs, call.rhs)
-        return call, self._operands(call, caller.variables)
+        return call, self._operands(call, caller)
 
     def _quantize_output(
         self, out: jax.Array, scope: Scope | None, name: str
@@ -195,18 +198,19 @@ class Injected:
             return self.quant_mode is QuantMode.SERVE
         return callers.is_recorded() or caller.serves
 
-    def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
+    def _operands(self, call: Contraction, caller: Caller) -> tuple[Any, Any]:
         """Returns the operands to contract, with frozen weights in place of floats."""
-        why = self._why_not_served(call, scope)
-        if why is None and scope is not None:
-            return lookup.frozen_operands(call, module_variables(scope))
-        if why is not None and scope is not None:
+        scope = caller.variables
+        if scope is not None and caller.has_serving_variables:
+            why = self._why_not_served(call, scope)
+            if why is None:
+                return lookup.frozen_operands(call, module_variables(scope))
             lookup.check_no_frozen_parameter(module_variables(scope), call, why)
         if self.quant_mode is QuantMode.SERVE and call.cfg.is_quantized:
             self._check_serves(scope)
         return call.lhs, call.rhs
 
-    def _why_not_served(self, call: Contraction, scope: Scope | None) -> str | None:
+    def _why_not_served(self, call: Contraction, scope: Scope) -> str | None:
         """Returns why a call takes no frozen weights, or None if it does."""
         if not call.cfg.is_quantized:
             return "this contraction has no quantization"
@@ -214,7 +218,7 @@ class Injected:
             return "quant_mode is QuantMode.TRAIN"
         if self.frozen_operands == "none":
             return "frozen_operands is 'none'"
-        if scope is None or scope.root.is_collection_empty(COLLECTION):
+        if scope.root.is_collection_empty(COLLECTION):
             return f"the variables have no collection '{COLLECTION}'"
         return None
 

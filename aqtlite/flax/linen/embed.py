@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, operations
-from aqtlite.contraction import requantization
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import caller as callers
 from aqtlite.flax.linen.caller import find_caller
@@ -64,7 +63,7 @@ class AqtTake(Injected):
             raise ValueError(
                 f"AqtTake takes rows of a table of two axes, got shape {table.shape}"
             )
-        cfg = requantization.left_float(self.cfg or config.unquantized())
+        cfg = (self.cfg or config.unquantized()).with_float_out()
         _check_scale_is_its_own(cfg)
         if cfg.fwd.rhs.is_quantized:
             checks.check_floating(table, _PATH)

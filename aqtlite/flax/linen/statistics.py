@@ -74,7 +74,7 @@ def entry_of(call: Contraction, scope: Scope | None, number: int) -> Entry:
     if scope is None:
         raise ValueError(_NO_VARIABLES)
     name = _name_of(call, scope, number)
-    if statistics.has_gradient_states(call.cfg) and call.name is not None:
+    if call.cfg.has_gradient_states and call.name is not None:
         what = f"uses the statistics of gradients of {name!r} twice"
         _take(scope, (OF_GRADIENTS, name), f"{what}, which would be added up")
     return Entry(scope, name)
@@ -230,7 +230,7 @@ def _name_of(call: Contraction, scope: Scope, number: int) -> str:
         return call.name
     name = f"{call.operation.name}_{number}" if number else call.operation.name
     what = "makes two contractions of the same axes, whose statistics would be mixed"
-    if statistics.has_parameters(call.cfg):
+    if call.cfg.has_parameters:
         what = "makes two contractions of the same axes, which would share parameters"
     _take(scope, (name,), what)
     return name
