@@ -223,46 +223,6 @@ def test_fnuz_grids_are_those_of_amd(page):
     assert cfg.drhs.lhs.calibration == calibration.DelayedScaling(length=1024)
 
 
-X = normal((4, 8))
-
-
-def dense(cfg):
-    return nn.Dense(4, dot_general=AqtDotGeneral(cfg))
-
-
-def served():
-    layer = dense(config.weight_only())
-    variables = layer.init(jax.random.key(0), X)
-    return layer, convert(layer, variables, X)
-
-
-STATIC = config.static_int8()
-MISTAKES = [
-    lambda: config.update(STATIC, {"fwd.rsh.numerics": NEAREST}),
-    lambda: numerics.IntSymmetric(bits=8, stochastic_rounding=True),
-    lambda: dense(config.update(STATIC, {"fwd.lhs.calib_shared_axes": None})).init(
-        jax.random.key(0), X
-    ),
-    lambda: dense(STATIC).apply(dense(STATIC).init(jax.random.key(0), X), X),
-    lambda: config.DotGeneralRaw(dg_accumulator_dtype="int32"),
-    lambda: AqtDotGeneral(aqtp_config.fully_quantized()),
-    lambda: AqtDotGeneral(STATIC).apply({}, X),
-    lambda: convert(*served(), X),
-    lambda: nn.Dense(4, dot_general=AqtDotGeneral).init(jax.random.key(0), X),
-    lambda: aqtlite.quantize_function(jnp.matmul, [])(X, X.T),
-]
-"""One for each row of the table of errors, but those of Flax and of AQT."""
-
-
-def test_errors_are_those_of_the_table():
-    *named, _, _ = rows(PAGE.read_text(), "| begins with | means |")
-    for (message, _), mistake in zip(named, MISTAKES, strict=True):
-        parts = message.strip("`").removeprefix("... ").split(" ... ")
-        pattern = ".*".join(re.escape(part) for part in parts)
-        with pytest.raises((ValueError, TypeError, AttributeError), match=pattern):
-            mistake()
-
-
 @pytest.mark.code("users")
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int8", "intmp", "fp8"])

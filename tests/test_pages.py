@@ -19,7 +19,7 @@ PAGES = [
     *(DOCS / f"coming_from_{name}.md" for name in ("qwix", "torchao")),
     *(DOCS / f"{name}.md" for name in ("calibration", "checkpoints", "command_line")),
     *(DOCS / f"{name}.md" for name in ("contractions", "edge", "formats", "numerics")),
-    *(DOCS / f"{name}.md" for name in ("qtensor", "smoothing")),
+    DOCS / "qtensor.md",
 ]
 BLOCK = r"^(?:```python|<!-- setup)\n(.*?)^(?:```|-->)$"
 

@@ -4,7 +4,7 @@
 
 Finished runs are kept in a file, one line of JSON each: an interrupted command resumes,
 and a preset with a changed config is trained again. Needs the `test` extra, which
-installs the peers. docs/quality.md explains the figures.
+installs the peers. benchmarks/quality/tables.md explains the figures.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         "--page",
         type=pathlib.Path,
         metavar="FILE.md",
-        help="write the table between the markers of a page such as docs/quality.md",
+        help="write the table between the markers of a page such as tables.md",
     )
     return result
 

@@ -109,13 +109,14 @@ def test_page_and_plot(quick):
 
 
 def test_the_picture_of_the_page_is_of_its_table():
-    page = pathlib.Path(__file__).parents[2] / "docs" / "quality.md"
+    root = pathlib.Path(__file__).parents[2]
+    page = root / "benchmarks/quality/tables.md"
     options = dataclasses.replace(training.Options(), layers=2, width=64)
     shown = plot.of_page(page, options)
     assert shown["int8"].lowest > 0 and len(shown) > 30
-    assert plot.digest(shown).encode() in page.with_suffix(".png").read_bytes(), (
-        "draw it again: python -m benchmarks.quality.plot docs/quality.md "
-        "docs/quality.png --layers 2 --width 64"
+    assert plot.digest(shown).encode() in (root / "docs/quality.png").read_bytes(), (
+        "draw it again: python -m benchmarks.quality.plot "
+        "benchmarks/quality/tables.md docs/quality.png --layers 2 --width 64"
     )
 
 
