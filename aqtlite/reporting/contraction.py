@@ -12,7 +12,7 @@ NOT_FOUND = "not found"
 
 @dataclasses.dataclass(frozen=True)
 class ReportedContraction:
-    """A contraction, as the function asks for it and as the compiled program runs it."""
+    """A contraction, as a function asks for it and as its compiled program runs it."""
 
     path: str
     """Its path in plans: scopes around it, or the path of its parameter."""
@@ -31,6 +31,9 @@ class ReportedContraction:
     """Dtype and shape of an operand as the function contracts it: "int8[8,64]"."""
 
     rhs: str
+
+    out_size: int
+    """Number of elements of the result, of one run."""
 
     asked: str
     """Dtypes that the function, or its config, asks for: "int8", "int8 x int4"."""
@@ -111,6 +114,7 @@ def of(one: TracedContraction, products: Sequence[Product]) -> ReportedContracti
         equation=one.equation,
         lhs=one.lhs,
         rhs=one.rhs,
+        out_size=one.out_size,
         asked=one.asked,
         runs_in=" and ".join(counts) or NOT_FOUND,
         kernels=tuple(kernels),

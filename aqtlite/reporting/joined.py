@@ -68,21 +68,44 @@ def join(traced: Sequence[TracedContraction], products: Sequence[Product]) -> Jo
     for product in products:
         if product.is_sum and product.op_name:
             add(product, candidates(product.op_name))
-    for product in products:
-        if product.is_sum and not product.op_name:
-            free = [i for i, one in enumerate(traced) if not found[i]]
-            add(
-                product, [i for i in free if _distance(traced[i], product, []) < _CLOSE]
-            )
+    unnamed = [one for one in products if one.is_sum and not one.op_name]
+    free = [i for i, one in enumerate(found) if not one]
+    pairs = [
+        (_distance(traced[i], product, []), i, number)
+        for number, product in enumerate(unnamed)
+        for i in free
+        if _is_multiple(traced[i], product)
+    ]
+    left = set(range(len(unnamed)))
+    for _, i, number in sorted(pairs):
+        if not found[i] and number in left:
+            left.remove(number)
+            found[i].append(unnamed[number])
+    others += [unnamed[number] for number in sorted(left)]
     # Small ones are no contractions to the compiler any more, but arithmetic.
-    for product in (one for one in products if not one.is_sum):
-        free = [i for i in candidates(product.op_name) if not found[i]]
-        if free:
-            add(product, free)
+    for opcode in ("reduce", "multiply"):
+        free = [i for i, one in enumerate(found) if not one]
+        for product in products:
+            if product.opcode == opcode:
+                fitting = set(candidates(product.op_name)).intersection(free)
+                if fitting:
+                    add(product, sorted(fitting))
     return Joined(found, others)
 
 
-_CLOSE = 0.1
+def _is_multiple(one: TracedContraction, product: Product) -> bool:
+    """Whether a product has as many times the products as the results."""
+    if not one.macs or not product.macs:
+        return False
+    products, results = _ratios(one, product)
+    return abs(products - results) < 0.1
+
+
+def _ratios(one: TracedContraction, product: Product) -> tuple[float, float]:
+    """Returns the logarithms of how many more products and results there are."""
+    products = math.log(product.macs * product.times / (one.macs or 1))
+    of_results = max(one.out_size * one.times, 1)
+    return products, math.log(max(product.out.size, 1) * product.times / of_results)
 
 
 def _distance(
@@ -97,10 +120,7 @@ def _distance(
     taken = 0.05 * len(found)
     if not one.macs or not product.macs:
         return 100 + taken
-    products = math.log(product.macs * product.times / one.macs)
-    results = math.log(
-        max(product.out.size, 1) * product.times / max(one.out_size * one.times, 1)
-    )
+    products, results = _ratios(one, product)
     return abs(products - results) + 0.5 * abs(products) + taken
 
 

@@ -12,6 +12,7 @@ _FUSION_KIND = re.compile(r'"kind":"([^"]*)"')
 _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[((?:"\d+",?)*)\]')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->\w+")
 _DILATION = re.compile(r"\blhs_dilate=([\dx]+)")
+_OWN_PRODUCTS = re.compile(r"/aqtlite/mul$")
 _OF_CONTRACTION = re.compile(r"(dot_general|conv_general_dilated|ragged_dot\w*)$")
 
 
@@ -117,7 +118,9 @@ def _macs(one: Instruction, where: Computation) -> int | None:
     is_ours = _OF_CONTRACTION.search(one.op_name) is not None
     if one.opcode == "reduce" and is_ours:
         return math.prod(shape)
-    return out.size if one.opcode == "multiply" and is_ours else None
+    # Convolutions of few channels are sums of products of integers, written out.
+    is_written = _OWN_PRODUCTS.search(one.op_name) and out.dtype == "int32"
+    return out.size if one.opcode == "multiply" and (is_ours or is_written) else None
 
 
 def _factors(

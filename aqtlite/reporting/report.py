@@ -12,25 +12,29 @@ from aqtlite.program import contracted_in
 from aqtlite.program.naming import Parameters
 from aqtlite.reporting import (
     collectives,
+    comparison,
     contraction,
     copies,
     hlo,
     joined,
     products,
     program,
+    roofline,
     tables,
     traced,
 )
 from aqtlite.reporting.collectives import Collective
+from aqtlite.reporting.comparison import Comparison
 from aqtlite.reporting.contraction import NOT_FOUND, ReportedContraction
 from aqtlite.reporting.copies import Copy
 from aqtlite.reporting.memory import Memory
 from aqtlite.reporting.products import Product
+from aqtlite.reporting.roofline import Estimate, Rates
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """The contractions of a function, as asked for and as compiled; prints as a table."""
+    """The contractions of a function, as asked and as compiled; prints as a table."""
 
     name: str
     """Name of the function or model."""
@@ -88,6 +92,26 @@ class Report:
     def share_of(self, one: ReportedContraction) -> float:
         """Returns the share of a contraction in the multiply-accumulates."""
         return (one.macs or 0) / self.macs if self.macs else 0.0
+
+    def compare(self, other: "Report") -> Comparison:
+        """Compares the contractions of another program with these, by path."""
+        return comparison.compare(self, other)
+
+    def estimate(self, device: str | Rates) -> tuple[Estimate, ...]:
+        """Estimates the time of each contraction on a device, also in bfloat16.
+
+        A roofline, no measurement (`aqtlite.measure_serving` measures): the time of the
+        products or of the bytes of operands and result, whichever is longer, and that
+        of a pass over each operand that is quantized in the call.
+
+        Args:
+            device: "A100", "H100", "H200", "TPU v5e", "TPU v5p", "TPU v6e", or the
+                rates of another device.
+
+        Raises:
+            ValueError: if the device is unknown.
+        """
+        return roofline.estimate(self, device)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain data."""

@@ -177,7 +177,7 @@ def _spread(value: Any, shape: Sequence[int], summed: Sequence[int]) -> set[int]
 
 
 def _outside(site: Site) -> Site:
-    """Returns a contraction with the scopes around it, without those of this library."""
+    """Returns a contraction in the scopes around it, without those of this library."""
     names = injected.without_mark(site.scope.path).split("/")
     names = [name for name in names if name not in (_AGAIN, "checkpoint")]
     if differentiation.SCOPE in names:
@@ -244,6 +244,8 @@ def _name(site: Site) -> str:
     reference = target.reference_of(site.eqn)
     if reference is None:
         return str(site.eqn.primitive.name)
+    if macs.ragged_of(site.eqn) is not None:
+        return "ragged_dot_general"
     return next(
         (x for x in registry.OF_PRIMITIVES if x in _primitives(reference)),
         "dot_general",
@@ -263,6 +265,8 @@ def _equation(site: Site) -> str:
     reference = target.reference_of(site.eqn)
     if reference is None:
         return equation_of(site.eqn) or ""
+    if macs.ragged_of(site.eqn) is not None:
+        return ""
     inner = sites.find(reference, {}, {*registry.OF_PRIMITIVES, target.PRIMITIVE})[0]
     return _equation(inner[0]) if len(inner) == 1 else ""
 
