@@ -43,7 +43,7 @@ def trace(
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     if flax_models.is_nnx(fn):
-        fn, args = _of_nnx(fn, args)
+        fn, args = of_nnx(fn, args)
         params = 0 if params is None else params
     elif hasattr(fn, "apply"):
         fn = fn.apply
@@ -87,10 +87,15 @@ def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return jax.jit(run).trace(*given_args, **given_kwargs)
 
 
-def _of_nnx(
+def of_nnx(
     model: Any, args: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns a call of an NNX model as a function of its state."""
+    """Returns a call of an NNX model as a function of its state, and its arguments.
+
+    Args:
+        model: the model, whose modules mark their equations while it is traced.
+        args: arguments of the call.
+    """
     nnx = sys.modules["flax.nnx"]
     from aqtlite.program import marked_modules
 

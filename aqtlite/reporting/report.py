@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import os
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from aqtlite.reporting import (
     copies,
     hlo,
     joined,
+    page,
     products,
     program,
     roofline,
@@ -126,6 +128,17 @@ class Report:
     def to_json(self, *, indent: int | None = None) -> str:
         """Writes the report as JSON: an object with the fields of the report."""
         return json.dumps(self.to_dict(), indent=indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report as a page with plots, which needs no other file.
+
+        Args:
+            path: path of the file.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        page.write(self, path)
 
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
