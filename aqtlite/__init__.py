@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from aqtlite.quantization import fixed_scale, statistics
     from aqtlite.quantization.quantize import quantize
     from aqtlite.quantization.stored_statistics import restored_statistics
+    from aqtlite.reporting.report import report
 
 __all__ = [
     "QTensor",
@@ -65,6 +66,7 @@ __all__ = [
     "quantize_function",
     "register_operation",
     "remat",
+    "report",
     "restored_statistics",
     "rules",
     "sensitivity",
@@ -106,6 +108,7 @@ _PLACES = {
     "quantize_function": "program.quantize:quantize_function",
     "register_operation": "jaxpr.registry:register_operation",
     "remat": "contraction.remat",
+    "report": "reporting.report:report",
     "restored_statistics": "quantization.stored_statistics:restored_statistics",
     "rules": "program.rules",
     "sensitivity": "allocation.sensitivity:sensitivity",

@@ -14,6 +14,7 @@ from aqtlite.cli import (
     completion,
     config_options,
     edge_options,
+    report_options,
     shared_options,
 )
 
@@ -62,6 +63,14 @@ COMMANDS = (
         examples=config_options.PLAN_EXAMPLES,
         add_arguments=config_options.add_plan_arguments,
         run=_runs("plan"),
+    ),
+    Command(
+        name="report",
+        summary="say what the compiled program of a model contracts in which dtypes",
+        description=report_options.DESCRIPTION,
+        examples=report_options.EXAMPLES,
+        add_arguments=report_options.add_arguments,
+        run=_runs("report"),
     ),
     Command(
         name="choose",

@@ -157,6 +157,19 @@ def function_of(eqn: Any) -> TargetDependent | None:
     return eqn.params["function"] if is_call else None
 
 
+def reference_of(eqn: Any) -> ClosedJaxpr | None:
+    """Returns the plain form of the function that an equation calls, if it calls one.
+
+    Args:
+        eqn: an equation of a jaxpr.
+    """
+    function = function_of(eqn)
+    if function is None:
+        return None
+    avals = tuple(atom.aval for atom in eqn.invars)
+    return _reference_jaxpr(function, avals, jax.sharding.get_abstract_mesh())
+
+
 PRIMITIVE = _target_dependent_p.name
 """Name of the primitive whose equations call such functions."""
 

@@ -48,12 +48,13 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> tracing.Traced
         function: function that returns a pytree of arrays.
         args: its arguments.
     """
-    with _marking_modules():
+    with marking_modules():
         return tracing.trace(function, args)
 
 
 @contextlib.contextmanager
-def _marking_modules() -> Iterator[None]:
+def marking_modules() -> Iterator[None]:
+    """Lets the modules of Linen in a traced function mark their equations."""
     linen = sys.modules.get("flax.linen")
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(module_scopes.marking())

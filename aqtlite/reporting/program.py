@@ -1,0 +1,109 @@
+"""A traced function, as what JAX compiles."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from aqtlite.jaxpr import tracing
+from aqtlite.program import flax_models
+from aqtlite.program.naming import Parameters, names_of_parameters, positions_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A traced function."""
+
+    traced: Any
+    """Result of `jax.jit(...).trace`."""
+
+    parameters: dict[int, str]
+    """Names of the inputs that are parameters, by index."""
+
+    name: str
+
+
+def trace(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], params: Parameters
+) -> Program:
+    """Traces a function or a model.
+
+    Args:
+        fn: a function, jitted or not; a model of Linen, or another one whose `apply`
+            takes the variables first; or a model of NNX.
+        args: its arguments, or `jax.ShapeDtypeStruct`s for arrays.
+        kwargs: as `args`. What is no array is a constant of the program.
+        params: which arguments are parameters, as in `aqtlite.plan`.
+
+    Raises:
+        TypeError: if `fn` is none of these.
+    """
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if flax_models.is_nnx(fn):
+        fn, args = of_nnx(fn, args)
+        params = 0 if params is None else params
+    elif hasattr(fn, "apply"):
+        fn = fn.apply
+        params = 0 if params is None else params
+    if not callable(fn):
+        raise TypeError(
+            "report takes a function, a Linen model with its variables, or an NNX "
+            f"model, got {type(fn).__name__}"
+        )
+    with flax_models.marking_modules():
+        traced = _traced(fn, args, kwargs)
+    found = tracing.Traced(
+        traced.jaxpr, None, None, tuple(range(len(traced.jaxpr.in_avals)))
+    )
+    given = getattr(traced, "args_info", (args, kwargs))
+    return Program(
+        traced, names_of_parameters(positions_of(params), found, *given), name
+    )
+
+
+def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(fn, jax.stages.Wrapped):
+        return fn.trace(*args, **kwargs)
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    if all(map(tracing.is_array, leaves)):
+        return jax.jit(fn).trace(*args, **kwargs)
+    # Arrays keep their places, so that they keep their names, too.
+    constants = {i: x for i, x in enumerate(leaves) if not tracing.is_array(x)}
+    arrays = [None if i in constants else x for i, x in enumerate(leaves)]
+    given_args, given_kwargs = jax.tree.unflatten(treedef, arrays)
+
+    @functools.wraps(fn, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        inputs = iter(jax.tree.leaves((args, kwargs)))
+        filled = [
+            constants[i] if i in constants else next(inputs) for i in range(len(leaves))
+        ]
+        real_args, real_kwargs = jax.tree.unflatten(treedef, filled)
+        return fn(*real_args, **real_kwargs)
+
+    return jax.jit(run).trace(*given_args, **given_kwargs)
+
+
+def of_nnx(
+    model: Any, args: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns a call of an NNX model as a function of its state, and its arguments.
+
+    Args:
+        model: the model, whose modules mark their equations while it is traced.
+        args: arguments of the call.
+    """
+    nnx = sys.modules["flax.nnx"]
+    from aqtlite.program import marked_modules
+
+    graph, state = nnx.split(model)
+
+    def call(state: Any, *args: Any, **kwargs: Any) -> Any:
+        merged = nnx.merge(graph, state)
+        marked_modules.mark(merged)
+        return merged(*args, **kwargs)
+
+    return call, (state, *args)

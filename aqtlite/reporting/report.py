@@ -1,0 +1,225 @@
+"""What the compiled program of a function does: `aqtlite.report`."""
+
+import collections
+import dataclasses
+import json
+import os
+from typing import Any
+
+import jax
+import rich.console
+
+from aqtlite.program import contracted_in
+from aqtlite.program.naming import Parameters
+from aqtlite.reporting import (
+    collectives,
+    comparison,
+    contraction,
+    copies,
+    hlo,
+    joined,
+    page,
+    products,
+    program,
+    roofline,
+    tables,
+    traced,
+)
+from aqtlite.reporting.collectives import Collective
+from aqtlite.reporting.comparison import Comparison
+from aqtlite.reporting.contraction import NOT_FOUND, ReportedContraction
+from aqtlite.reporting.copies import Copy
+from aqtlite.reporting.memory import Memory
+from aqtlite.reporting.products import Product
+from aqtlite.reporting.roofline import Estimate, Rates
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """The contractions of a function, as asked and as compiled; prints as a table."""
+
+    name: str
+    """Name of the function or model."""
+
+    platform: str
+    """Platform that the program is for: "cpu", "cuda", "rocm" or "tpu"."""
+
+    device: str
+    """Kind of the device that it is compiled for; empty if it is only lowered, for a
+    platform that is not here."""
+
+    contractions: tuple[ReportedContraction, ...]
+    """In the order of the traced program, forward and backward."""
+
+    others: tuple[Product, ...]
+    """Products of the compiled program that belong to no contraction."""
+
+    copies: tuple[Copy, ...]
+    """Float, transposed and further quantized copies of operands in memory."""
+
+    collectives: tuple[Collective, ...]
+    """Exchanges between devices."""
+
+    memory: Memory | None
+    """Memory of the compiled program; None if it is only lowered."""
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of a call, as far as they are known."""
+        return sum(one.macs or 0 for one in self.contractions)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the multiply-accumulates in each dtype, the largest first.
+
+        A contraction that the compiled program does not have counts as "not found".
+        """
+        counts: collections.Counter[str] = collections.Counter()
+        for one in self.contractions:
+            of_dtypes = one.in_dtypes or {NOT_FOUND: 1.0}
+            for dtype, part in of_dtypes.items():
+                counts[dtype] += part * (one.macs or 0)  # type: ignore[assignment]
+        total = self.macs
+        return {dtype: n / total for dtype, n in counts.most_common() if total}
+
+    def share(self, dtype: str) -> float:
+        """Returns the share of the multiply-accumulates that run in a dtype.
+
+        Args:
+            dtype: the dtype of both operands, such as "int8", or of two that differ,
+                such as "int8 x float32".
+        """
+        return self.shares.get(dtype, 0.0)
+
+    def share_of(self, one: ReportedContraction) -> float:
+        """Returns the share of a contraction in the multiply-accumulates."""
+        return (one.macs or 0) / self.macs if self.macs else 0.0
+
+    def compare(self, other: "Report") -> Comparison:
+        """Compares the contractions of another program with these, by path."""
+        return comparison.compare(self, other)
+
+    def estimate(self, device: str | Rates) -> tuple[Estimate, ...]:
+        """Estimates the time of each contraction on a device, also in bfloat16.
+
+        A roofline, no measurement (`aqtlite.measure_serving` measures): the time of the
+        products or of the bytes of operands and result, whichever is longer, and that
+        of a pass over each operand that is quantized in the call.
+
+        Args:
+            device: "A100", "H100", "H200", "TPU v5e", "TPU v5p", "TPU v6e", or the
+                rates of another device.
+
+        Raises:
+            ValueError: if the device is unknown.
+        """
+        return roofline.estimate(self, device)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain data."""
+        found = dataclasses.asdict(self)
+        for one, row in zip(self.contractions, found["contractions"], strict=True):
+            row["share"] = self.share_of(one)
+        found["macs"], found["shares"] = self.macs, self.shares
+        if self.memory is not None:
+            found["memory"]["peak"] = self.memory.peak
+        return found
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Writes the report as JSON: an object with the fields of the report."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report as a page with plots, which needs no other file.
+
+        Args:
+            path: path of the file.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        page.write(self, path)
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        yield from tables.of_report(self)
+
+    def _repr_html_(self) -> str:
+        return tables.as_html(self)
+
+    def __repr__(self) -> str:
+        return tables.as_text(self)
+
+
+def report(
+    fn: Any,
+    *args: Any,
+    params: Parameters = None,
+    platform: str | None = None,
+    **kwargs: Any,
+) -> Report:
+    """Returns what the compiled program of a function contracts, and in which dtypes.
+
+    Traces and compiles the function, runs nothing, and reads both programs: each
+    contraction that the function asks for, forward and backward, with the products
+    that the compiler made of it. Works on any function of JAX, quantized by this
+    library, by others or not at all.
+
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import config, make_dot_general
+    >>> dot_general = make_dot_general(config.fully_quantized())
+    >>> def layer(w, x):
+    ...     return jnp.einsum("bk,kn->bn", x, w, _dot_general=dot_general) @ w.T
+    >>> found = report(layer, jnp.ones((64, 32)), jnp.ones((8, 64)), params=0)
+    >>> [(one.asked, one.runs_in) for one in found.contractions]
+    [('int8', 'int8'), ('float32', 'float32')]
+    >>> found.share("int8")
+    0.5
+
+    Args:
+        fn: a function, jitted or not; a model of Linen, or another one whose `apply`
+            takes the variables first; or a model of NNX. For the backward pass, give
+            the function that takes the gradient.
+        *args: its arguments, or `jax.ShapeDtypeStruct`s for arrays.
+        params: which arguments are parameters, as in `aqtlite.plan`, for the paths of
+            functions without name scopes. None: for a model, its variables.
+        platform: "cpu", "cuda", "rocm" or "tpu" reads the program as JAX lowers it for
+            one device of this platform, on any host. It says what the compiler there
+            is given. None compiles for the devices that are here.
+        **kwargs: as `args`. What is no array is a constant of the program.
+
+    Raises:
+        TypeError: if `fn` is no function or model.
+        ValueError: if the platform is unknown, or `params` names no argument.
+    """
+    if platform is not None:
+        contracted_in.check_platform(platform)
+    traced_program = program.trace(fn, args, kwargs, params)
+    stages = traced_program.traced
+    if platform is None:
+        compiled = stages.lower().compile()
+        text, memory = compiled.as_text(), Memory.of(compiled)
+        device = jax.devices()[0].device_kind
+    else:
+        lowered = stages.lower(lowering_platforms=(platform,))
+        text, memory = lowered.as_text(dialect="hlo", debug_info=True), None
+        device = ""
+    asked = traced.find(stages.jaxpr, traced_program.parameters)
+    module = hlo.parse(text)
+    products_of, others = joined.join(asked, products.find(module))
+    find = joined.finder(asked)
+
+    def path_of(op_name: str) -> str:
+        return next((asked[i].path for i in find(op_name) if asked[i].scope), "")
+
+    return Report(
+        name=traced_program.name,
+        platform=platform or jax.default_backend(),
+        device=device,
+        contractions=tuple(map(contraction.of, asked, products_of)),
+        others=tuple(others),
+        copies=tuple(copies.find(module, path_of)) if memory else (),
+        collectives=tuple(collectives.find(module, path_of)),
+        memory=memory,
+    )

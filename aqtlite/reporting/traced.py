@@ -1,0 +1,317 @@
+"""The contractions of a traced program: what a function asks for."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jax.extend import core
+
+from aqtlite.contraction import differentiation, remat
+from aqtlite.jaxpr import opaque, producers, registry, sites
+from aqtlite.jaxpr.origins import Loop, Origin
+from aqtlite.jaxpr.sites import Site
+from aqtlite.lowering import target
+from aqtlite.program import injected
+from aqtlite.program.naming import by_scope_or_leaf, numbered
+from aqtlite.program.planned import equation_of
+from aqtlite.program.planned_operand import PlannedOperand
+from aqtlite.reporting import macs
+from aqtlite.reporting.products import both
+from aqtlite.shapes.sharding import describe
+
+Role = Literal["forward", "gradient", "recomputed"]
+
+_FORWARD: Role = "forward"
+_AGAIN = "rematted_computation"
+
+_PRODUCT_AND_SUM = "written as a multiplication and a sum"
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedContraction:
+    """A contraction as the function asks for it."""
+
+    path: str
+    """Name scopes around it, or the path of its parameter, as in plans."""
+
+    op: str
+    """The function of `jax.lax`, the registered kernel, or the primitive."""
+
+    equation: str
+    """Its axes, as in `jnp.einsum`; empty for other operations."""
+
+    role: Role
+    """"gradient": of a backward pass. "recomputed": the forward one again, in it."""
+
+    lhs: str
+    rhs: str
+    out_size: int
+    asked: str
+    """Dtypes of the operands: "int8", "int8 x int4", "float32"."""
+
+    macs: int | None
+    """Multiply-accumulates of a call, or None where the program does not say."""
+
+    times: int
+    """Number of times that it runs in a call."""
+
+    is_known: bool
+    """Whether that is known: while loops count once."""
+
+    is_frozen: bool
+    """Whether an operand is computed from integers, or floats of 8 bits, that the
+    function takes."""
+
+    weight_bytes: int
+    """Bytes of the operands that are made of parameters alone, as they are stored."""
+
+    why_float: str
+    """Why no rule quantizes it, where that is known without rules."""
+
+    scope: tuple[str, ...]
+    """Names of the scopes around it, by which the compiled program is joined."""
+
+
+def find(
+    closed: core.ClosedJaxpr, parameters: Mapping[int, str]
+) -> list[TracedContraction]:
+    """Returns the contractions of a program, in its order.
+
+    Args:
+        closed: the program.
+        parameters: names of its inputs that are parameters, by index.
+    """
+    names = {*registry.OF_PRIMITIVES, target.PRIMITIVE, "name", "reduce_sum"}
+    unseen = opaque.names_in(closed)
+    contents = sites.find(closed, parameters, names | unseen)
+    found = list(_groups(contents.contractions, unseen, producers.Body(closed)))
+    heads = [_outside(group[0]) for group in found]
+    paths = [one.path for one in by_scope_or_leaf(heads, parameters)]
+    roles = [_role(group[0]) for group in found]
+    # A forward contraction has two gradients, which share its path.
+    numbers = iter(
+        numbered([x for x, y in zip(paths, roles, strict=True) if y == _FORWARD])
+    )
+    return [
+        _contraction(
+            group, next(numbers) if role == _FORWARD else path, role, closed, parameters
+        )
+        for group, path, role in zip(found, paths, roles, strict=True)
+    ]
+
+
+def _groups(
+    found: Sequence[Site], unseen: set[str], program: producers.Body
+) -> Iterator[list[Site]]:
+    """Yields the products of each contraction: several, if it is quantized in parts.
+
+    A contraction of this library ends with the sums that it names.
+    """
+    pending: list[Site] = []
+    for site in found:
+        name = site.eqn.primitive.name
+        if unseen & set(site.around):
+            continue  # The body of a kernel, which counts as one.
+        if name == "name":
+            if site.eqn.params["name"] == remat.SUMS and pending:
+                yield pending
+                pending = []
+            continue
+        if not _is_product(site, program):
+            continue
+        is_ours = differentiation.SCOPE in site.scope.path.split("/")
+        if pending and (not is_ours or site.scope != pending[-1].scope):
+            yield pending
+            pending = []
+        if is_ours:
+            pending.append(site)
+        else:
+            yield [site]
+    if pending:
+        yield pending
+
+
+def _is_product(site: Site, program: producers.Body) -> bool:
+    eqn = site.eqn
+    if eqn.primitive.name == "reduce_sum":
+        return _factors(site, program) is not None
+    if target.function_of(eqn) is not None:
+        return macs.of_equation(eqn) > 0
+    is_known = eqn.primitive.name in registry.OF_PRIMITIVES
+    return is_known or opaque.why(eqn) is not None
+
+
+def _factors(site: Site, program: producers.Body) -> list[Any] | None:
+    """Returns the factors of products that are summed, if each lacks an axis."""
+    if not jnp.issubdtype(site.eqn.outvars[0].aval.dtype, jnp.floating):
+        return None
+    given = producers.operands(program, site.location)
+    if not given or given[0].maker is None or given[0].maker.primitive.name != "mul":
+        return None
+    factors = given[0].inputs
+    kept = [_spread(one, given[0].shape, site.eqn.params["axes"]) for one in factors]
+    are_apart = all(kept) and not set.intersection(*kept)
+    return factors if are_apart else None
+
+
+def _spread(value: Any, shape: Sequence[int], summed: Sequence[int]) -> set[int]:
+    """Returns the axes of a sum's result along which a factor repeats itself.
+
+    Args:
+        value: the factor.
+        shape: shape of the products.
+        summed: axes that are summed.
+    """
+    sizes = dict(enumerate(value.shape))
+    made = value.maker
+    if made is not None and made.primitive.name == "broadcast_in_dim":
+        axes = made.params["broadcast_dimensions"]
+        sizes = dict(zip(axes, made.invars[0].aval.shape, strict=True))
+    return {
+        axis
+        for axis, size in enumerate(shape)
+        if size > 1 and sizes.get(axis, 1) == 1 and axis not in summed
+    }
+
+
+def _outside(site: Site) -> Site:
+    """Returns a contraction in the scopes around it, without those of this library."""
+    names = injected.without_mark(site.scope.path).split("/")
+    names = [name for name in names if name not in (_AGAIN, "checkpoint")]
+    if differentiation.SCOPE in names:
+        names = names[: names.index(differentiation.SCOPE)]
+    scope = site.scope._replace(path="/".join(names))
+    return dataclasses.replace(site, scope=scope)
+
+
+def _role(site: Site) -> Role:
+    if _AGAIN in site.scope.path.split("/"):
+        return "recomputed"
+    return "gradient" if "transpose" in site.scope.transformations else _FORWARD
+
+
+def _contraction(
+    group: Sequence[Site],
+    path: str,
+    role: Role,
+    closed: core.ClosedJaxpr,
+    parameters: Mapping[int, str],
+) -> TracedContraction:
+    site = group[0]
+    eqn = site.eqn
+    times = math.prod(site.lengths)
+    why = opaque.why(eqn) or ""
+    if eqn.primitive.name == "reduce_sum":
+        why = _PRODUCT_AND_SUM
+    operands = [
+        PlannedOperand.of(atom.aval, origin, parameters)
+        for atom, origin in zip(eqn.invars[:2], site.operands, strict=False)
+    ]
+    total = sum(macs.of_equation(one.eqn) * math.prod(one.lengths) for one in group)
+    if why == _PRODUCT_AND_SUM:
+        total = math.prod(eqn.invars[0].aval.shape) * times
+    described = [*map(describe, operands), "", ""]
+    return TracedContraction(
+        path=path,
+        op=site.registered or registry.OF_PRIMITIVES.get(_name(site), _name(site)),
+        equation=_equation(site),
+        role=role,
+        lhs=described[0],
+        rhs=described[1],
+        out_size=math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0,
+        asked=_asked(site, operands),
+        macs=total or (None if why else 0),
+        times=times,
+        is_known="while" not in site.around,
+        is_frozen=any(
+            _is_narrow(operand.dtype) and _is_given(origin, closed)
+            for operand, origin in zip(operands, site.operands, strict=False)
+        ),
+        weight_bytes=sum(
+            _bytes(atom.aval)
+            for atom, operand in zip(eqn.invars, operands, strict=False)
+            if operand.kind == "weight"
+        ),
+        why_float=why,
+        scope=tuple(filter(None, site.scope.path.split("/"))),
+    )
+
+
+def _name(site: Site) -> str:
+    """Returns the name of an operation; of those of this library, of what they sum."""
+    reference = target.reference_of(site.eqn)
+    if reference is None:
+        return str(site.eqn.primitive.name)
+    if macs.ragged_of(site.eqn) is not None:
+        return "ragged_dot_general"
+    return next(
+        (x for x in registry.OF_PRIMITIVES if x in _primitives(reference)),
+        "dot_general",
+    )
+
+
+def _primitives(closed: core.ClosedJaxpr) -> set[str]:
+    found = set()
+    for site in sites.find(closed, {}, {*registry.OF_PRIMITIVES, target.PRIMITIVE})[0]:
+        inner = target.reference_of(site.eqn)
+        name = str(site.eqn.primitive.name)
+        found |= {name} if inner is None else _primitives(inner)
+    return found
+
+
+def _equation(site: Site) -> str:
+    reference = target.reference_of(site.eqn)
+    if reference is None:
+        return equation_of(site.eqn) or ""
+    if macs.ragged_of(site.eqn) is not None:
+        return ""
+    inner = sites.find(reference, {}, {*registry.OF_PRIMITIVES, target.PRIMITIVE})[0]
+    return _equation(inner[0]) if len(inner) == 1 else ""
+
+
+def _asked(site: Site, operands: Sequence[PlannedOperand]) -> str:
+    """Returns the dtypes that operands have, or the grids that they are rounded to."""
+    how = getattr(target.function_of(site.eqn), "how", None)
+    if how is not None:
+        tensors = (how.lhs.tensor, how.rhs.tensor)
+        names = [
+            tensor.grid.name if tensor.is_quantized else operand.dtype
+            for tensor, operand in zip(tensors, operands, strict=False)
+        ]
+        return both(*names)
+    floats = [one.dtype for one in operands]
+    if site.eqn.primitive.name == "reduce_sum" or len(floats) < 2:
+        return floats[0] if floats else str(site.eqn.outvars[0].aval.dtype)
+    return both(*floats)
+
+
+def _is_narrow(dtype: str) -> bool:
+    return (
+        dtype != "bool" and jnp.finfo(dtype).bits <= 8
+        if _is_float(dtype)
+        else (dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
+    )
+
+
+def _is_float(dtype: str) -> bool:
+    return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+
+
+def _is_given(origin: Origin, closed: core.ClosedJaxpr) -> bool:
+    """Whether a value is made of narrow inputs alone."""
+    inputs = [i for i in origin.needed if not isinstance(i, Loop)]
+    dtypes = [str(closed.in_avals[i].dtype) for i in inputs]
+    return bool(dtypes) and all(map(_is_narrow, dtypes))
+
+
+def _bytes(aval: Any) -> int:
+    bits = (
+        jnp.finfo(aval.dtype).bits
+        if _is_float(str(aval.dtype))
+        else (
+            jnp.iinfo(aval.dtype).bits if jnp.issubdtype(aval.dtype, jnp.integer) else 8
+        )
+    )
+    return -(-math.prod(aval.shape) * bits // 8)
