@@ -112,6 +112,15 @@ class PlannedContraction:
         return "weight" in (self.lhs.kind, self.rhs.kind)
 
     @property
+    def size(self) -> float:
+        """Number of elements of the smaller operand.
+
+        An operand of symbolic size (`jax.export`) counts as infinitely large.
+        """
+        sizes = (math.prod(one.shape) for one in (self.lhs, self.rhs))
+        return min((size for size in sizes if isinstance(size, int)), default=math.inf)
+
+    @property
     def is_exchanged(self) -> bool:
         """Whether its weight is the lhs, and is exchanged to be the config's rhs."""
         if self.is_injected:
@@ -398,12 +407,3 @@ def equation_of(eqn: Any) -> str | None:
     kept = [x for axis, x in enumerate(lhs) if axis not in (*lhs_ca, *lhs_ba)]
     kept += [x for axis, x in enumerate(rhs) if axis not in (*rhs_ca, *rhs_ba)]
     return f"{''.join(lhs)},{''.join(rhs)}->{''.join(batch + kept)}"
-
-
-def smaller_size(eqn: Any) -> float:
-    """Returns the number of elements of an equation's smaller operand.
-
-    An operand of symbolic size (`jax.export`) counts as infinitely large.
-    """
-    sizes = [math.prod(atom.aval.shape) for atom in eqn.invars[:2]]
-    return min((size for size in sizes if isinstance(size, int)), default=math.inf)

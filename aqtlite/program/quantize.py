@@ -27,7 +27,7 @@ from aqtlite.program.naming import (
     positions_of,
 )
 from aqtlite.program.plan import Plan
-from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
 from aqtlite.quantization.state_collections import collections_of
@@ -211,14 +211,14 @@ class QuantizedFunction:
             args: positional arguments of the function.
             kwargs: keyword arguments of the function.
         """
-        return self._evaluate(state, args, kwargs, PlannedContraction.replacement)[0]
+        return self._evaluate(state, args, kwargs, states_lib.contracting)[0]
 
     def _evaluate(
         self,
         state: State,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        how: Callable[[PlannedContraction, States], Replacement],
+        how: Callable[[Planned, States], Replacement],
     ) -> tuple[Any, Plan, Aux]:
         program = self.program(state, args, kwargs)
         values = program.traced.values((args, kwargs))
