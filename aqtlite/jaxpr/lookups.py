@@ -1,7 +1,7 @@
 """Equations that look up rows of a matrix: `jnp.take` and indexing with integers."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ def axis_of(eqn: Any) -> int | str:
     sizes, params = eqn.params["slice_sizes"], eqn.params
     if len(shape) != 2:
         return f"it reads an array of shape {shape}, and tables have two axes"
-    indexed: Collection[int] = (0, 1)
+    indexed: tuple[int, ...] = (0, 1)
     fills = False
     if eqn.primitive.name == "gather":
         numbers, mode = params["dimension_numbers"], params["mode"]
@@ -64,6 +64,6 @@ def take(eqn: Any, axis: int, table: Any, indices: Sequence[Any]) -> jax.Array:
     sizes = tuple(1 if i == axis else n for i, n in enumerate(table.shape))
     params = {**eqn.params, "slice_sizes": sizes}
     if "fill_value" in params and not jnp.issubdtype(table.dtype, jnp.floating):
-        params["fill_value"] = None  # Integers have no NaN.
+        params["fill_value"] = 0  # Integers have no NaN.
     out: jax.Array = eqn.primitive.bind(table, *indices, **params)
     return out

@@ -72,6 +72,21 @@ class PlannedLookup:
     equation: str | None = None
 
     @property
+    def description(self) -> str:
+        """Its operation."""
+        return self.op
+
+    def left_float(self) -> "PlannedLookup":
+        """Returns the lookup in float, named by no rule."""
+        return dataclasses.replace(
+            self,
+            rule=None,
+            cfg=config.unquantized(),
+            why_float="no rule names it",
+            contraction=None,
+        )
+
+    @property
     def is_quantized(self) -> bool:
         """Whether its table is quantized."""
         return self.why_float is None

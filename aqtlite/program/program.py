@@ -15,8 +15,7 @@ from aqtlite.invariance import transform
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement, Replacements
 from aqtlite.operations import SIDES, Side
-from aqtlite.program import plan as planning
-from aqtlite.program import rule_gradients, unsummed
+from aqtlite.program import plan_checks, rule_gradients, unsummed
 from aqtlite.program import steps as steps_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -60,10 +59,10 @@ class Program:
     state: Any
     """State of all calibrations, arrays or shapes."""
 
-    states_in: Callable[[Planned, Any], States]
+    states_in: Callable[[PlannedContraction, Any], States]
     """Function from a contraction and `state` to the contraction's states."""
 
-    place_of: Callable[[Planned], Path]
+    place_of: Callable[[PlannedContraction], Path]
     """Function from a contraction to the path of its statistics in their collection."""
 
     first_position: int = 0
@@ -71,7 +70,7 @@ class Program:
 
     def states_of(self, one: Planned) -> States:
         """Returns the calibration states of a contraction."""
-        if not collections_of(one.cfg):
+        if isinstance(one, PlannedLookup) or not collections_of(one.cfg):
             return States()
         return self.states_in(one, self.state)
 
@@ -91,9 +90,9 @@ class Program:
             The outputs of the program, and the states that contractions left.
 
         Raises:
-            ValueError: if the rules quantize nothing, as in `plan.check_quantizes`.
+            ValueError: if the rules quantize nothing (`plan_checks.check_quantizes`).
         """
-        planning.check_quantizes(self.plan)
+        plan_checks.check_quantizes(self.plan)
         replacements = {}
         for one in self.plan.operations():
             made = how(one, self.states_of(one))
@@ -118,7 +117,7 @@ class Program:
         found: list[FoundOperand] = []
         for one, module, position in self.numbered():
             call, obstacle = self.contraction_of_types(one), self._obstacle(one)
-            sides: list[Side] = ["rhs"]
+            sides, moments = list[Side](["rhs"]), tuple[Path, ...]()
             if isinstance(one, PlannedContraction):
                 sides = call.quantized_sides()
                 states = shapes_of(self.states_of(one), steps_lib.per_step(one))
@@ -127,6 +126,7 @@ class Program:
                     self.place_of(one),
                     needs_frozen=True,
                 )
+                moments = (self.place_of(one),)
             for side in sides:
                 key = OperandKey(module, position, side)
                 operand = FoundOperand.of(call, key, obstacle, is_injected=False)
@@ -134,7 +134,7 @@ class Program:
                     operand,
                     state=self.state_of_weight(one, side),
                     num_states=steps_lib.num_states(one),
-                    moments=(self.place_of(one),) if _is_rounded(one, side) else (),
+                    moments=moments if _is_rounded(one, side) else (),
                 )
                 place = Place(one.site.location, one.index(side))
                 origin = one.origins[side]
@@ -219,6 +219,8 @@ class Program:
 
     def state_of_weight(self, one: Planned, side: Side) -> Path:
         """Returns the path of the states that quantize an operand; empty for none."""
+        if isinstance(one, PlannedLookup):
+            return ()
         reads = statistics.reads_state(one.cfg.for_serving(), side)
         return self.place_of(one) if reads else ()
 

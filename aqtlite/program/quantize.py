@@ -12,7 +12,7 @@ from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import contracted_in, flax_models
+from aqtlite.program import contracted_in, flax_models, plan_checks
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.calibration_state import State
@@ -240,7 +240,7 @@ class QuantizedFunction:
         traced = self.trace(args, kwargs)
         parameters = names_of_parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
-        planning.report(planned, strict=self.strict)
+        plan_checks.report(planned, strict=self.strict)
         if self.invariant:
             planned = planned.invariant(traced.jaxpr)
         return Program(

@@ -15,9 +15,10 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import flax_models, served
+from aqtlite.program import flax_models, plan_checks, served
 from aqtlite.program import plan as planning
 from aqtlite.program.plan import Plan
+from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.program import Path, Program
 from aqtlite.program.rules import Rule
@@ -113,7 +114,7 @@ class TracedCall:
     def run(self) -> Any:
         """Evaluates the call."""
         if COLLECTION in self.variables or any(map(_is_kernel, self.values)):
-            planning.check_quantizes(self.program.plan)
+            plan_checks.check_quantizes(self.program.plan)
             aux: Aux = {}
             frozen = self._frozen()
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
@@ -178,13 +179,12 @@ def program_of(
     parameters = given_variables.parameters_in(traced, variables)
     names = {i: str(one) for i, one in parameters.items()}
     planned = planning.make(traced.jaxpr, quantized.rules, names)
-    planning.report(planned, strict=quantized.strict)
+    plan_checks.report(planned, strict=quantized.strict)
     if quantized.invariant:
         planned = planned.invariant(traced.jaxpr)
     roots = {quantized.model.name, type(quantized.model).__name__}
     modules = {
-        one.site.location: _module(one, roots, params)
-        for one in (*planned.contractions, *planned.lookups)
+        one.site.location: _module(one, roots, params) for one in planned.every()
     }
     found = _numbered_entries(planned, modules)
     return Program(
@@ -240,7 +240,9 @@ def put(tree: dict[str, Any], collection: str, path: Path, entry: Any) -> None:
     node[statistics.name_in(collection, name)] = entry
 
 
-def _states_of(variables: Mapping[str, Any], one: Planned, path: Path) -> States:
+def _states_of(
+    variables: Mapping[str, Any], one: PlannedContraction, path: Path
+) -> States:
     found: dict[str, Any] = {}
     for collection, fields in collections_of(one.cfg).items():
         node = _entry(variables, collection, path)
