@@ -23,6 +23,7 @@ from aqtlite.allocation.sensitivity import programs_of
 from aqtlite.allocation.switches import Switch
 from aqtlite.allocation.times import Times
 from aqtlite.allocation.weights import Weights
+from aqtlite.jaxpr.registry import LOOKUP
 from aqtlite.program.rules import Rule
 
 _NUM_POINTS = 8
@@ -325,4 +326,5 @@ class _Search:
         for place in sorted(cfgs):
             form, path = cfgs[place], re.escape(self._switches[place].path)
             cfg = None if form is None or not form.is_quantized else form.cfg
-            yield Rule(path=path, cfg=cfg)
+            op = LOOKUP if self._switches[place].forms[0].op == LOOKUP else None
+            yield Rule(path=path, op=op, cfg=cfg)

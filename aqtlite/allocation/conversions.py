@@ -8,9 +8,11 @@ from aqtlite.allocation import gathering
 from aqtlite.allocation.gathering import Gathered
 from aqtlite.allocation.switched import Switched
 from aqtlite.allocation.switches import Given
+from aqtlite.jaxpr.replacement import Location
 from aqtlite.operations import Side
 from aqtlite.program.convert import FunctionModel
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.program import Path, Program, shapes_of
 from aqtlite.program.serving import conversion, planning
 from aqtlite.program.serving.model import Parameter, parameters_of
@@ -30,33 +32,34 @@ class Conversion:
     """The call with shapes in place of arrays."""
 
     plan: planning.Plan
-    paths: Mapping[tuple[Path, int], str]
-    """Path of each contraction, by the module and number of its weights' keys."""
+    operations: Mapping[tuple[Path, int], Planned]
+    """Contractions and lookups, by the module and number of their weights' keys."""
 
     @property
     def removed(self) -> frozenset[Parameter]:
         """The parameters that are frozen, and read by nothing else."""
         return self.plan.removed
 
-    def bytes_of(self) -> dict[str, int]:
-        """Returns what is kept for each contraction beside parameters, in bytes.
+    def bytes_of(self) -> dict[Location, int]:
+        """Returns what is kept for each operation beside parameters, in bytes.
 
-        Frozen weights, each with one contraction that reads it, and scales of
-        activations.
+        By location. Frozen weights, each with one operation that reads it, and scales
+        of activations.
         """
-        found = dict.fromkeys(self.paths.values(), 0)
+        found = {one.site.location: 0 for one in self.operations.values()}
+        by_path = {one.path: one.site.location for one in self.program.plan.quantized()}
         stored = conversion.freeze(self.plan)
         for weight, one in zip(self.plan.weights, stored, strict=True):
             _, key = weight.members[0]
-            path = self.paths[key.path, key.position]
-            found[path] += codes.stored_bytes(one.values)
+            operation = self.operations[key.path, key.position]
+            found[operation.site.location] += codes.stored_bytes(one.values)
         for entries in self.model.fixed_state(self.program.state).values():
             for path, entry in second_moment.without(entries).items():
-                found[path] += codes.stored_bytes(entry)
+                found[by_path[path]] += codes.stored_bytes(entry)
         return found
 
-    def rounded(self, params: Any) -> dict[str, dict[Side, QTensor]]:
-        """Returns the weights that a conversion rounds, by contraction and side.
+    def rounded(self, params: Any) -> dict[Location, dict[Side, QTensor]]:
+        """Returns the weights that a conversion rounds, by location and side.
 
         Args:
             params: the parameters.
@@ -66,12 +69,12 @@ class Conversion:
             one for one in self.plan.weights if one.recorded.outputs.damping is not None
         )
         plan = dataclasses.replace(self.plan, model=model, weights=weights)
-        found: dict[str, dict[Side, QTensor]] = {}
+        found: dict[Location, dict[Side, QTensor]] = {}
         for weight, one in zip(weights, conversion.freeze(plan), strict=True):
             side = weight.record.operand.side
             for _, key in weight.members:
-                path = self.paths[key.path, key.position]
-                found.setdefault(path, {})[side] = one.values[side]
+                at = self.operations[key.path, key.position].site.location
+                found.setdefault(at, {})[side] = one.values[side]
         return found
 
 
@@ -85,23 +88,27 @@ def conversion_of(
         candidate: index of the candidate.
         gathered: the statistics, or their shapes.
     """
-    forms = tuple(one.forms[candidate] for one in switched.switches)
+    forms = [one.forms[candidate] for one in switched.switches]
+    contractions = tuple(one for one in forms if isinstance(one, PlannedContraction))
+    lookups = tuple(one for one in forms if isinstance(one, PlannedLookup))
     if not any(one.is_quantized for one in forms):
         return None
     name = list(switched.plans)[candidate]
     params = shapes_of(switched.call.args[0])
     program = Program(
         switched.traced,
-        dataclasses.replace(switched.plans[name], contractions=forms),
+        dataclasses.replace(
+            switched.plans[name], contractions=contractions, lookups=lookups
+        ),
         parameters_read(switched),
         module_of=lambda one: tuple(filter(None, one.kept_under.split("/"))),
         state=gathering.collection_of(switched.switches, candidate, gathered),
         states_in=_states_in,
         place_of=lambda one: (one.path,),
     )
-    paths = {(module, i): one.path for one, module, i in program.numbered()}
+    operations = {(module, i): one for one, module, i in program.numbered()}
     model = FunctionModel([program], params, shapes_of(program.state))
-    return Conversion(program, model, planning.plan(model), paths)
+    return Conversion(program, model, planning.plan(model), operations)
 
 
 def _states_in(one: PlannedContraction, state: Any) -> States:
@@ -126,7 +133,7 @@ def given_of(switched: Switched, gathered: Gathered) -> list[tuple[Given, ...]]:
         tuple(
             Given(
                 gathering.states_of(switch, candidate, gathered)._replace(moment=()),
-                frozen.get(switch.path, {}),
+                frozen.get(switch.forms[0].site.location, {}),
             )
             for candidate, frozen in enumerate(rounded)
         )

@@ -50,7 +50,7 @@ def after(
         values: inputs of its jaxpr.
         gathered: the statistics of the batches before.
     """
-    gathering = {one.path: one for one in switches if one.path in gathered}
+    gathering = {one.path: one for one in switches if _gatherers(one)}
     replacements = {
         one.forms[0].site.location: _replacement(one, gathered[path])
         for path, one in gathering.items()
@@ -106,14 +106,15 @@ def check(gathered: Gathered) -> None:
 
 def _gatherers(switch: Switch) -> list[PlannedContraction]:
     """Returns a contraction with each of the configs that gather its statistics."""
+    first = switch.forms[0]
+    if not isinstance(first, PlannedContraction):
+        return []
     cfgs = [
         _gatherer(one.cfg)
         for one in switch.forms
         if one.is_quantized and gathers(one.cfg)
     ]
-    return [
-        dataclasses.replace(switch.forms[0], cfg=cfg) for cfg in dict.fromkeys(cfgs)
-    ]
+    return [dataclasses.replace(first, cfg=cfg) for cfg in dict.fromkeys(cfgs)]
 
 
 _WEIGHTS = config.weight_only(bits=8).fwd.rhs

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -22,9 +22,11 @@ from aqtlite.allocation.switches import Given, Switch
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.program import plan as planning
+from aqtlite.program import plan_checks
 from aqtlite.program.naming import names_of_parameters
 from aqtlite.program.plan import Plan
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.shapes import sharding
 
 
@@ -178,11 +180,10 @@ class Programs:
         return Switched(call, traced, plans, tuple(switches), run, gather)
 
     def _switches(self, plans: Mapping[str, Plan], inputs: Any) -> list[Switch]:
-        """Returns the contractions to switch, of which there are some."""
-        columns = zip(*(plan.contractions for plan in plans.values()), strict=True)
+        """Returns the contractions and lookups to switch, of which there are some."""
         quantized = [
             Switch(forms, tuple(plans))
-            for forms in columns
+            for forms in _columns(list(plans.values()))
             if any(one.is_quantized for one in forms)
             and (self._operands == "any" or forms[0].reads_weight)
             and 0 not in (*forms[0].lhs.shape, *forms[0].rhs.shape)
@@ -207,16 +208,14 @@ class Programs:
         for name, plan in plans.items():
             if not plan.contractions:
                 raise ValueError(f"nothing to measure: {NO_CONTRACTIONS}")
-            if self._candidates is None and not plan.quantized():
+            if self._candidates is None and not plan.operations():
                 raise ValueError(
                     "the model quantizes nothing by itself: give candidates= to "
                     "measure, such as [aqtlite.config.weight_only(bits=4)]"
                 )
-            planning.check_quantizes(plan)
+            plan_checks.check_quantizes(plan)
             candidates_lib.check_not_learned(name, plan)
-            given = [
-                one.path or NO_SCOPE for one in plan.contractions if one.is_injected
-            ]
+            given = [one.path or NO_SCOPE for one in plan.every() if one.is_injected]
             if given and self._candidates is not None:
                 raise ValueError(
                     f"{', '.join(given[:3])} and others were given configs in the "
@@ -276,6 +275,18 @@ NO_WEIGHT = (
     "on parameters alone: there are no bytes to save"
 )
 _IN_SHARD_MAP = "is inside of jax.shard_map, whose body takes no switch"
+
+
+def _columns(plans: Sequence[Plan]) -> Iterator[tuple[Planned, ...]]:
+    """Yields each contraction, then each lookup, as all plans have it.
+
+    A plan without a rule for lookups has none.
+    """
+    yield from zip(*(plan.contractions for plan in plans), strict=True)
+    of_plans = [{one.site.location: one for one in plan.lookups} for plan in plans]
+    known = {at: one for lookups in of_plans for at, one in lookups.items()}
+    for location, one in known.items():
+        yield tuple(lookups.get(location, one.left_float()) for lookups in of_plans)
 
 
 def _kind(switch: Switch) -> Any:

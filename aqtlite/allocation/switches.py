@@ -19,7 +19,7 @@ from aqtlite import config
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.operations import Side
 from aqtlite.program.plan_table import NO_SCOPE
-from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes import sharding
@@ -37,17 +37,17 @@ class Given(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-    """A contraction with its alternatives."""
+    """A contraction, or a lookup, with its alternatives."""
 
-    forms: tuple[PlannedContraction, ...]
-    """The contraction as each candidate plans it."""
+    forms: tuple[Planned, ...]
+    """The contraction, or lookup, as each candidate plans it."""
 
     names: tuple[str, ...]
     """Names of the candidates."""
 
     @property
     def path(self) -> str:
-        """Path of the contraction."""
+        """Path of the contraction or lookup."""
         return self.forms[0].path
 
     @property
@@ -134,7 +134,7 @@ class Switch:
 
 
 def _contract(
-    one: PlannedContraction,
+    one: Planned,
     candidate: str,
     number: int,
     values: Sequence[Any],

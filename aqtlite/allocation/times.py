@@ -11,6 +11,8 @@ from aqtlite.allocation.switches import Switch
 from aqtlite.allocation.weights import Weights
 from aqtlite.program import measure
 from aqtlite.program.measurement import MeasuredContraction
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import PlannedLookup
 
 SECOND = 10**9
 """Nanoseconds in a second: times are integers, as the solver takes them."""
@@ -59,10 +61,15 @@ def times_of(switched: Switched, weights: Weights) -> Times:
     """
     places = [place for one in weights.weights for place in one.places]
     switches = {place: switched.switches[place] for place in places}
-    forms = [form for one in switches.values() for form in one.forms]
+    forms = tuple(
+        form
+        for one in switches.values()
+        for form in one.forms
+        if isinstance(form, PlannedContraction)
+    )
     plan = next(iter(switched.plans.values()))
     found = measure.measure_serving(
-        dataclasses.replace(plan, contractions=tuple(forms)), seconds=_SECONDS
+        dataclasses.replace(plan, contractions=forms), seconds=_SECONDS
     )
     measured = {
         (form.path, form.cfg): one for one in found.contractions for form in one.alike
@@ -82,7 +89,13 @@ def _times(
     switch: Switch,
     measured: dict[tuple[str, config.DotGeneral], MeasuredContraction],
 ) -> list[int]:
-    """Returns the time of a contraction in float, and with each candidate."""
+    """Returns the time of a contraction in float, and with each candidate.
+
+    Lookups are not timed.
+    """
+    if isinstance(switch.forms[0], PlannedLookup):
+        # Against a contraction, the time of the rows of a few tokens is nothing.
+        return [0] * (1 + len(switch.forms))
     steps = math.prod(switch.forms[0].site.lengths)
     of_forms = [
         measured[one.path, one.cfg] if one.is_quantized else None

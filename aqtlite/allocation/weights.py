@@ -7,7 +7,7 @@ import jax
 
 from aqtlite.allocation import conversions, gathering
 from aqtlite.allocation.switched import Switched
-from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.program import shapes_of
 from aqtlite.program.serving.model import Parameter, parameters_of
 from aqtlite.qtensor import codes
@@ -81,8 +81,8 @@ def weights_of(switched: Switched) -> Weights:
                 continue
             bytes_of, removed = found
             kept = sum(one.nbytes for one in read - removed)
-            quantized = {one.path for one in forms if one.is_quantized}
-            sizes.append(kept + sum(bytes_of[path] for path in quantized))
+            quantized = {one.site.location for one in forms if one.is_quantized}
+            sizes.append(kept + sum(bytes_of[one] for one in quantized))
         float_bytes = sum(one.nbytes for one in read)
         weights.append(Weight(tuple(places), float_bytes, tuple(sizes)))
     grouped = frozenset().union(*(read for _, read in groups))
@@ -118,6 +118,6 @@ def _groups(
     return sorted(groups, key=lambda one: one[0])
 
 
-def _weights_in(one: PlannedContraction) -> list[frozenset[int]]:
-    operands = zip((one.lhs, one.rhs), one.site.operands, strict=True)
+def _weights_in(one: Planned) -> list[frozenset[int]]:
+    operands = zip((one.lhs, one.rhs), one.site.operands[:2], strict=True)
     return [origin.inputs for operand, origin in operands if operand.kind == "weight"]

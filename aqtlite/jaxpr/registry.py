@@ -22,6 +22,9 @@ OF_PRIMITIVES = {
 }
 """The operation of each contracting primitive."""
 
+LOOKUP = "take"
+"""The operation that reads rows of a table; it contracts nothing."""
+
 _references: dict[str, Callable[..., Any]] = {}
 
 
@@ -74,7 +77,7 @@ def register_operation(name: str, reference: Callable[..., Any]) -> None:
             "register_operation takes the name of a kernel or function, and a function "
             f"of JAX that computes the same, got {name!r} and {reference!r}"
         )
-    if name in {"", *OF_PRIMITIVES, *OF_PRIMITIVES.values()}:
+    if name in {"", LOOKUP, *OF_PRIMITIVES, *OF_PRIMITIVES.values()}:
         raise ValueError(
             f"{name!r} cannot be registered: rules know {', '.join(names())} already, "
             "and other operations need names of their own"
@@ -90,7 +93,7 @@ def register_operation(name: str, reference: Callable[..., Any]) -> None:
 
 def names() -> list[str]:
     """Returns the names of operations that a rule may have."""
-    return [*OF_PRIMITIVES.values(), *sorted(_references)]
+    return [*OF_PRIMITIVES.values(), LOOKUP, *sorted(_references)]
 
 
 def name_of(eqn: Any) -> str | None:

@@ -106,6 +106,8 @@ def frozen_of(program: Program, frozen: Entries) -> list[FrozenOperand]:
     """
     found = []
     for one, module, _ in program.numbered():
+        if not isinstance(one, PlannedContraction):
+            continue  # Nothing is added to the rows that a lookup reads.
         entries = frozen.get(module, ())
         weights = served.find(program, one, {*program.parameters}, entries, _CONVERTER)
         found += [

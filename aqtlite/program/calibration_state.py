@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.program import Program
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import (
@@ -64,11 +65,11 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
     Raises:
         ValueError: if a state would not get its gradient.
     """
-    ones = planned.quantized()
+    ones = planned.operations()
     are_learned = any(PARAMETERS in collections_of(one.cfg) for one in ones)
     made = {}
     for one in ones:
-        if collections_of(one.cfg):
+        if isinstance(one, PlannedContraction) and collections_of(one.cfg):
             _check_gradients(one)
             made[one.site.location] = _leaving_first_states(one, are_learned)
         elif are_learned:
@@ -151,30 +152,40 @@ def states_of_zeros(one: PlannedContraction) -> States:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*steps, *jnp.shape(x))), states)
 
 
-def updating(one: PlannedContraction, states: States) -> Replacement:
+def contracting(one: Planned, states: States) -> Replacement:
+    """Returns a replacement that contracts, or looks up, quantized."""
+    return one.replacement(states)
+
+
+def _gathers(one: PlannedContraction) -> bool:
+    return STATISTICS in collections_of(one.cfg)
+
+
+def updating(one: Planned, states: States) -> Replacement:
     """Returns a replacement that contracts quantized and leaves updated statistics."""
+    if not isinstance(one, PlannedContraction) or not _gathers(one):
+        return one.replacement(states)
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
         after = states_after(one, values, states)
         return one.contract(one.cfg, one.in_order(values), after), after
 
-    if STATISTICS not in collections_of(one.cfg):
-        return one.replacement(states)
     return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 
-def gathering(one: PlannedContraction, states: States) -> Replacement:
+def gathering(one: Planned, states: States) -> Replacement:
     """Returns a replacement that contracts in float and leaves updated statistics."""
-
-    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        return one.in_float(values), states_after(one, values, states)
 
     def in_float(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
         del states
         return one.in_float(values), None
 
-    if STATISTICS not in collections_of(one.cfg):
+    if not isinstance(one, PlannedContraction) or not _gathers(one):
         return Replacement(in_float, states, per_step=one.site.per_step)
+
+    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
+        return one.in_float(values), states_after(one, values, states)
+
     return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 

@@ -104,7 +104,7 @@ def convert_function(
         "fn_q(params, *args, **kwargs)",
     )
     program = program_of(fn_q, params, args, kwargs, state or {})
-    quantized = program.plan.quantized()
+    quantized = program.plan.operations()
     has_state = fn_q.has_state or any(
         bool(collections_of(one.cfg)) for one in quantized
     )

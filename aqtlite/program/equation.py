@@ -1,6 +1,5 @@
 """What a contraction's equation says of itself, before any rule."""
 
-import math
 import string
 from typing import Any
 
@@ -56,12 +55,3 @@ def equation_of(eqn: Any) -> str | None:
     kept = [x for axis, x in enumerate(lhs) if axis not in (*lhs_ca, *lhs_ba)]
     kept += [x for axis, x in enumerate(rhs) if axis not in (*rhs_ca, *rhs_ba)]
     return f"{''.join(lhs)},{''.join(rhs)}->{''.join(batch + kept)}"
-
-
-def smaller_size(eqn: Any) -> float:
-    """Returns the number of elements of an equation's smaller operand.
-
-    An operand of symbolic size (`jax.export`) counts as infinitely large.
-    """
-    sizes = [math.prod(atom.aval.shape) for atom in eqn.invars[:2]]
-    return min((size for size in sizes if isinstance(size, int)), default=math.inf)

@@ -1,34 +1,60 @@
 """Which conditions of a rule a contraction meets, and the message if none does."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from jax.extend import core
 
 from aqtlite.jaxpr import equations, registry
 from aqtlite.program import overshadowed, patterns
-from aqtlite.program.equation import smaller_size
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
-from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import ANY_PATH, Rule
 
 
-def fulfils(one: PlannedContraction, rule: Rule) -> bool:
+class Matched(Protocol):
+    """What rules match: a contraction or a lookup."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def module(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def registered(self) -> str | None: ...
+    @property
+    def equation(self) -> str | None: ...
+    @property
+    def lhs(self) -> PlannedOperand: ...
+    @property
+    def rhs(self) -> PlannedOperand: ...
+    @property
+    def size(self) -> float: ...
+
+
+def fulfils(one: Matched, rule: Rule) -> bool:
     """Whether a contraction meets all conditions of a rule."""
     return not _unfulfilled(one, rule)
 
 
-def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
+def _ops(rule: Rule) -> Collection[str]:
+    """Returns the operations that a rule is for: by default, any contraction."""
+    return registry.OF_PRIMITIVES.values() if rule.ops is None else rule.ops
+
+
+def _unfulfilled(one: Matched, rule: Rule) -> list[str]:
     """Returns the values by which a contraction fails conditions of a rule, as text."""
     num_weights = (one.lhs.kind, one.rhs.kind).count("weight")
-    size = smaller_size(one.site.eqn)
+    size = one.size
     checks: list[tuple[Callable[[], bool], str]] = [
         (
             lambda: rule.path == ANY_PATH or patterns.fullmatch(rule.path, one.path),
             f"path={one.path!r}",
         ),
         (
-            lambda: rule.ops is None or bool({one.op, one.registered} & {*rule.ops}),
+            lambda: bool({one.op, one.registered} & {*_ops(rule)}),
             f"op={one.registered or one.op!r}",
         ),
         (
@@ -58,7 +84,7 @@ def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
 def nothing_fulfils(
     rule: Rule,
     index: int,
-    planned: Sequence[PlannedContraction],
+    planned: Sequence[Matched],
     closed: core.ClosedJaxpr,
 ) -> str:
     """Returns the message about a rule whose conditions no contraction meets.
@@ -72,7 +98,7 @@ def nothing_fulfils(
     return _nearest(rule, index, planned) + _not_called(rule, closed)
 
 
-def _nearest(rule: Rule, index: int, planned: Sequence[PlannedContraction]) -> str:
+def _nearest(rule: Rule, index: int, planned: Sequence[Matched]) -> str:
     conditions = overshadowed.conditions(rule, "any contraction")
     text = f"rule {index} ({conditions}) matches nothing"
     if not planned:
@@ -102,7 +128,9 @@ def _nearest(rule: Rule, index: int, planned: Sequence[PlannedContraction]) -> s
 def _not_called(rule: Rule, closed: core.ClosedJaxpr) -> str:
     """Returns a hint if a program does not call the operations that a rule names."""
     called = equations.called_names(closed)
-    missing = set(rule.ops or ()) - called - {*registry.OF_PRIMITIVES.values()}
+    missing = (
+        {*_ops(rule)} - called - {*registry.OF_PRIMITIVES.values(), registry.LOOKUP}
+    )
     if not missing:
         return ""
     return (

@@ -12,7 +12,6 @@ from aqtlite import config
 from aqtlite.config import tables
 from aqtlite.program import patterns, plan_table
 from aqtlite.program import rules as rules_lib
-from aqtlite.program.equation import smaller_size
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.rules import Rule
@@ -53,7 +52,7 @@ class MeasuredContraction:
     @property
     def size(self) -> int:
         """Number of elements of the smaller operand, as in `Rule.min_size`."""
-        return int(smaller_size(self.alike[0].site.eqn))
+        return int(self.alike[0].size)
 
     @property
     def seconds(self) -> float:

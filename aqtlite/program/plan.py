@@ -1,30 +1,28 @@
 """Decides how rules quantize the contractions of a program."""
 
 import dataclasses
-import functools
 import html
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import jax.numpy as jnp
 import rich.console
 import rich.text
-from absl import logging
 from jax.extend import core
 
 from aqtlite import config, errors
 from aqtlite.contraction.contract import is_product
 from aqtlite.invariance import finding
 from aqtlite.invariance.finding import Forms
+from aqtlite.jaxpr import lookups as forms_of_lookups
 from aqtlite.jaxpr import opaque, producers, registry, sites, user_rules
 from aqtlite.jaxpr.sites import NamedValue, Site
-from aqtlite.operations import SIDES
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
     in_rules,
     injected,
+    lookups,
     matching,
+    obstacles,
     plan_table,
     unmatched,
     unsummed,
@@ -37,11 +35,11 @@ from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
     PlannedContraction,
 )
+from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule
 from aqtlite.program.undecided import undecided
 from aqtlite.program.unseen import Unseen
-from aqtlite.quantization import granularity
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -56,6 +54,9 @@ class Plan:
     unseen: tuple[Unseen, ...] = ()
     """Operations that may multiply floats, and that rules do not enter."""
 
+    lookups: tuple[PlannedLookup, ...] = ()
+    """The lookups of rows, if a rule is for any."""
+
     forms: Forms | None = dataclasses.field(default=None, compare=False)
     """What is evaluated in forms whose bits depend on values alone; None for nothing.
     """
@@ -63,6 +64,14 @@ class Plan:
     def quantized(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that are quantized."""
         return tuple(one for one in self.contractions if one.is_quantized)
+
+    def every(self) -> tuple[Planned, ...]:
+        """Returns the contractions, then the lookups."""
+        return self.contractions + self.lookups
+
+    def operations(self) -> tuple[Planned, ...]:
+        """Returns the contractions, then the lookups, that are quantized."""
+        return tuple(one for one in self.every() if one.is_quantized)
 
     def left_float(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that stay in float."""
@@ -73,21 +82,30 @@ class Plan:
 
         A colon and a line for each contraction; or that there are none.
         """
-        left = self.left_float()
-        lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
+        lines = [
+            f"  {one.path or NO_SCOPE}: {one.why_float}"
+            for one in self.every()
+            if not one.is_quantized
+        ]
         return "\n".join([":", *lines]) if lines else f"; {NO_CONTRACTIONS}"
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Writes the plan as JSON: a list of objects, one for each contraction."""
+        """Writes the plan as JSON: a list of objects.
+
+        One for each contraction, then one for each lookup.
+        """
         rows = []
-        for one in self.contractions:
+        for one in self.every():
             fields = {
                 field.name: getattr(one, field.name)
                 for field in dataclasses.fields(one)
-                if field.name
-                not in {"site", "kept_under", "kept_as", "gradients", "again"}
+                if field.name not in _OMITTED
             }
-            fields["gradients_in"] = plan_table.gradients_in(one)
+            if isinstance(one, PlannedContraction):
+                fields["gradients_in"] = plan_table.gradients_in(one)
+            else:
+                shared = one.contraction
+                fields["table_of"] = None if shared is None else shared.path
             fields["lhs"], fields["rhs"] = map(dataclasses.asdict, (one.lhs, one.rhs))
             fields["cfg"] = json.loads(config.to_json(one.cfg))
             rows.append(fields)
@@ -96,21 +114,24 @@ class Plan:
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
     ) -> rich.console.RenderResult:
-        rows = plan_table.rows_of(self.contractions)
-        yield plan_table.layout(self.summary(), rows, options.max_width)
+        yield plan_table.layout(self.summary(), self._rows(), options.max_width)
         if self.unseen:
             yield rich.text.Text("\n".join(["Not entered:", *map(str, self.unseen)]))
         if self.forms is not None:
             yield rich.text.Text(str(self.forms))
 
     def _repr_html_(self) -> str:
-        rows = plan_table.rows_of(self.contractions)
         others = "".join(
             f"<p>Not entered: {html.escape(str(x))}</p>" for x in self.unseen
         )
         if self.forms is not None:
             others += f"<p>{html.escape(str(self.forms))}</p>"
-        return plan_table.as_html(self.summary(), rows) + others
+        return plan_table.as_html(self.summary(), self._rows()) + others
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = plan_table.rows_of(self.contractions)
+        count = max(map(len, rows), default=0)
+        return rows + plan_table.rows_of_lookups(self.lookups, count)
 
     def invariant(self, closed: core.ClosedJaxpr) -> "Plan":
         """Returns the plan of a program whose bits depend on values alone.
@@ -118,18 +139,36 @@ class Plan:
         Args:
             closed: the program of the plan.
         """
-        others = {one.site.location for one in self.quantized()}
+        others = {one.site.location for one in self.operations()}
         return dataclasses.replace(self, forms=finding.find(closed, others))
 
     def summary(self) -> str:
         """Returns the number of contractions, quantized and in float, as text."""
-        return (
+        counts = (
             f"{len(self.contractions)} contractions: {len(self.quantized())} "
             f"quantized, {len(self.left_float())} in float"
+        )
+        if not self.lookups:
+            return counts
+        quantized = sum(one.is_quantized for one in self.lookups)
+        return (
+            f"{counts}; {len(self.lookups)} lookups: {quantized} quantized, "
+            f"{len(self.lookups) - quantized} in float"
         )
 
     def __repr__(self) -> str:
         return plan_table.as_text(self)
+
+
+_OMITTED = {
+    "site",
+    "kept_under",
+    "kept_as",
+    "gradients",
+    "again",
+    "contraction",
+}
+"""Fields that are no part of a plan in JSON."""
 
 
 def make(
@@ -151,9 +190,14 @@ def make(
             such a rule names a path, a module or an operation, and earlier rules decide
             about all that it matches; and another rule of its group does no better.
     """
-    kinds = registry.OF_PRIMITIVES, user_rules.CALLS, opaque.names_in(closed)
+    kinds = (
+        registry.OF_PRIMITIVES,
+        user_rules.CALLS,
+        opaque.names_in(closed),
+        forms_of_lookups.PRIMITIVES,
+    )
     contents = sites.find(closed, parameters, set().union(*kinds))
-    found, calls, others = (
+    found, calls, others, reads = (
         [x for x in contents.contractions if x.eqn.primitive.name in names]
         for names in kinds
     )
@@ -167,12 +211,14 @@ def make(
         for site, name, path, kept_as in zip(found, names, paths, kept, strict=True)
     ]
     planned = in_rules.added(planned, calls, rules, parameters)
+    read = lookups.planned(reads, planned, rules, parameters, naming)
     unseen = unseen_lib.found(others, calls, rules)
     used = {one.rule for one in unseen if one.is_left(rules)}
     for index, rule in enumerate(rules):
         if rule.is_required and index not in used:
-            unmatched.check_used(rules, index, planned, closed, parameters, naming)
-    return Plan(tuple(planned), tuple(rules), tuple(contents.named), unseen)
+            every: list[Planned] = [*planned, *read]
+            unmatched.check_used(rules, index, every, closed, parameters, naming)
+    return Plan(tuple(planned), tuple(rules), tuple(contents.named), unseen, read)
 
 
 def _is_quantized_already(site: Site) -> bool:
@@ -203,7 +249,7 @@ def _planned(
         one = dataclasses.replace(one, is_injected=True)
         why = why_not_quantized(site.eqn)
         if why is None and not injected.is_described(site.scope.path):
-            why = _obstacle(site)
+            why = obstacles.why_not_replaced(site)
         return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
     index = next(
         (i for i, rule in enumerate(rules) if matching.fulfils(one, rule)), None
@@ -266,133 +312,4 @@ def _why_float(
         why = why if is_product(decided, operation, rhs.shape) else None
     if why is not None:
         return why
-    return "no rule names it" if rule is None else _obstacle(one.site)
-
-
-def _obstacle(site: Site) -> str | None:
-    if site.scope.is_of_gradient:
-        return (
-            "it is part of a gradient that the function takes; quantize the function "
-            "that is differentiated"
-        )
-    return site.obstacle
-
-
-def report(planned: Plan, *, strict: bool) -> None:
-    """Logs contractions that a rule quantizes but that stay in float or unsmoothed.
-
-    And alternatives of rules that match nothing.
-
-    Raises:
-        ValueError: if a contraction with an injected config stays in float; with
-            `strict`, if any float contraction does without a rule with ``cfg=None``;
-            if the size of a rotation does not divide the channels, or blocks do not
-            divide an operand.
-    """
-    for one in planned.left_float():
-        if one.is_injected:
-            raise ValueError(
-                f"the contraction {one.path!r} was given a config where it is called, "
-                f"and cannot be quantized: {one.why_float}"
-            )
-    left = [
-        one
-        for one in planned.left_float()
-        if _is_float(one)
-        and not one.is_left_alone
-        and (one.rule is None or planned.rules[one.rule].cfg is not None)
-    ]
-    lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
-    lines += [
-        f"  {one.path or NO_SCOPE}: its gradient is that of a {why}"
-        for one in planned.quantized()
-        if (why := one.why_gradients_float) is not None
-        and (one.cfg.dlhs.lhs.is_quantized or one.cfg.drhs.lhs.is_quantized)
-    ]
-    unseen = [one for one in planned.unseen if not one.is_left(planned.rules)]
-    lines += map(str, unseen)
-    if strict and lines:
-        raise ValueError(
-            f"strict=True, and {len(lines)} contractions stay in float:\n"
-            + "\n".join(lines)
-            + "\nName those that are to stay so with Rule(path=..., cfg=None)"
-        )
-    for other in unseen:
-        if other.rule is not None:
-            text = f"({other.op}) stays in float: {other.why_float}"
-            _warn_once(planned.rules, other.path, (), text)
-    for one in left:
-        if one.rule is not None:
-            _warn(planned, one, f"stays in float: {one.why_float}")
-    for text in unmatched.alternatives(planned.rules, planned.contractions):
-        _log_once(planned.rules, text)
-    for one in planned.quantized():
-        _check_blocks(one)
-        if one.why_not_smoothed is not None:
-            _warn(planned, one, f"is not smoothed: {one.why_not_smoothed}")
-        if one.mixed_channels == 1:
-            _warn(planned, one, f"is not rotated: {plan_table.NO_MATRIX}")
-
-
-def _check_blocks(one: PlannedContraction) -> None:
-    """Raises ValueError if blocks of the forward contraction divide no operand."""
-    operation, *shapes = one.types()
-    for side, x in zip(SIDES, shapes, strict=True):
-        tensor: config.Tensor = getattr(one.cfg.fwd, side)
-        if tensor.blocks is not None and not tensor.blocks.pad and 0 not in x.shape:
-            with errors.naming(one.path):
-                granularity.layout(tensor, x.shape, operation.axes(side), f"fwd.{side}")
-
-
-def _warn(planned: Plan, one: PlannedContraction, text: str) -> None:
-    """Logs something about a contraction, at the first of its traces."""
-    _warn_once(planned.rules, one.path, one.rhs.shape, text)
-
-
-@functools.lru_cache(maxsize=4096)
-def _warn_once(rules: Any, path: str, rhs_shape: tuple[int, ...], text: str) -> None:
-    del rules, rhs_shape
-    logging.warning("%r %s", path, text)
-
-
-@functools.lru_cache(maxsize=4096)
-def _log_once(rules: Any, text: str) -> None:
-    del rules
-    logging.warning("%s", text)
-
-
-def check_quantizes(planned: Plan) -> None:
-    """Checks that rules quantize something of a program.
-
-    Rules with ``cfg=None``, and rules that match nothing and are not required, may
-    leave all of it in float. Contractions of empty operands, and those that sum
-    nothing, do not count.
-
-    Raises:
-        ValueError: if no contraction is quantized, there are some, and either there are
-            no rules or a contraction meets the conditions of a rule that quantizes.
-    """
-    contractions = [
-        one
-        for one in planned.contractions
-        if 0 not in one.lhs.shape + one.rhs.shape and not one.is_left_alone
-    ]
-    if planned.quantized() or not contractions:
-        return
-    names_some = any(
-        rule.cfg is not None
-        and rule.cfg.is_quantized
-        and any(matching.fulfils(one, rule) for one in contractions)
-        for rule in planned.rules
-    )
-    if planned.rules and not names_some:
-        return
-    raise ValueError(
-        "the rules quantize nothing: every contraction stays in float"
-        f"{planned.reasons()}\nName those to quantize with Rule(path=..., cfg=...), "
-        "and those that are to stay in float with Rule(path=..., cfg=None)"
-    )
-
-
-def _is_float(one: PlannedContraction) -> bool:
-    return all(jnp.issubdtype(x.dtype, jnp.floating) for x in (one.lhs, one.rhs))
+    return "no rule names it" if rule is None else obstacles.why_not_replaced(one.site)

@@ -13,6 +13,7 @@ from aqtlite.config import DotGeneral, DotGeneralRaw, arithmetic, tables
 from aqtlite.operations import SIDES
 from aqtlite.program import rule_gradients
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned, PlannedLookup
 
 NO_MATRIX = "no Hadamard matrix mixes the channels, nor equal parts of them"
 TOO_FEW = "all inputs of a group are kept"
@@ -51,6 +52,30 @@ def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]
         )
         for one in contractions
     ]
+
+
+def rows_of_lookups(
+    planned: Sequence[PlannedLookup], num_cells: int
+) -> list[tuple[str, ...]]:
+    """Returns a row of cells for each lookup.
+
+    Args:
+        planned: the lookups.
+        num_cells: number of cells of the rows of contractions.
+    """
+    rows = [
+        (
+            one.path or NO_SCOPE,
+            one.op,
+            str(one.lhs),
+            str(one.rhs),
+            _who_decides(one),
+            _reads(one),
+            "straight through" if one.is_quantized else "float",
+        )
+        for one in planned
+    ]
+    return [(*row, *["-"] * (num_cells - len(row))) for row in rows]
 
 
 def layout(
@@ -103,7 +128,17 @@ def _heads(rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return (*_HEADS, _PLATFORM)[: len(rows[0])]
 
 
-def _who_decides(one: PlannedContraction) -> str:
+def _reads(one: PlannedLookup) -> str:
+    """Returns the grid of a lookup's table, or why it stays in float."""
+    if not one.is_quantized:
+        return f"float: {one.why_float}"
+    text = f"{one.cfg.fwd.rhs.grid.name} rows"
+    if one.contraction is None:
+        return text
+    return f"{text}, of the table of {one.contraction.path or NO_SCOPE}"
+
+
+def _who_decides(one: Planned) -> str:
     if one.is_injected:
         return "injected"
     return "-" if one.rule is None else str(one.rule)

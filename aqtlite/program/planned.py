@@ -1,6 +1,7 @@
 """A planned contraction of a program, and its evaluation."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -107,6 +108,15 @@ class PlannedContraction:
     def reads_weight(self) -> bool:
         """Whether an operand is a weight."""
         return "weight" in (self.lhs.kind, self.rhs.kind)
+
+    @property
+    def size(self) -> float:
+        """Number of elements of the smaller operand.
+
+        An operand of symbolic size (`jax.export`) counts as infinitely large.
+        """
+        sizes = (math.prod(one.shape) for one in (self.lhs, self.rhs))
+        return min((size for size in sizes if isinstance(size, int)), default=math.inf)
 
     @property
     def is_exchanged(self) -> bool:

@@ -19,11 +19,11 @@ from aqtlite.invariance import transform
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement, Replacements
 from aqtlite.operations import SIDES, Side
-from aqtlite.program import plan as planning
-from aqtlite.program import rule_gradients, unsummed
+from aqtlite.program import plan_checks, rule_gradients, unsummed
 from aqtlite.program import steps as steps_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.contraction import (
     Contraction,
@@ -56,8 +56,9 @@ class Program:
     parameters: Mapping[int, Parameter]
     """Inputs of the jaxpr that are parameters to convert, by index."""
 
-    module_of: Callable[[PlannedContraction], Path]
-    """Function from a contraction to the path under which its weights are kept."""
+    module_of: Callable[[Planned], Path]
+    """Function from a contraction or lookup to the path that its weights are kept
+    under."""
 
     state: Any
     """State of all calibrations, arrays or shapes."""
@@ -71,35 +72,37 @@ class Program:
     first_position: int = 0
     """Number of the first contraction of a module."""
 
-    def states_of(self, one: PlannedContraction) -> States:
+    def states_of(self, one: Planned) -> States:
         """Returns the calibration states of a contraction."""
-        if not collections_of(one.cfg):
+        if isinstance(one, PlannedLookup) or not collections_of(one.cfg):
             return States()
         return self.states_in(one, self.state)
 
     def evaluate(
         self,
         values: Sequence[Any],
-        how: Callable[[PlannedContraction, States], Replacement],
+        how: Callable[[Planned, States], Replacement],
     ) -> tuple[list[Any], Aux]:
-        """Evaluates the program with its quantized contractions replaced.
+        """Evaluates the program with what is quantized replaced.
 
         Args:
             values: inputs of the jaxpr.
-            how: function from a contraction and its states to its replacement.
+            how: function from a contraction and its states, or a lookup, to its
+                replacement.
 
         Returns:
             The outputs of the program, and the states that contractions left.
 
         Raises:
-            ValueError: if the rules quantize nothing, as in `plan.check_quantizes`.
+            ValueError: if the rules quantize nothing (`plan_checks.check_quantizes`).
         """
-        planning.check_quantizes(self.plan)
+        plan_checks.check_quantizes(self.plan)
         replacements = {}
-        for one in self.plan.quantized():
+        for one in self.plan.operations():
             made = how(one, self.states_of(one))
             replacements[one.site.location] = made
-            replacements.update(rule_gradients.replacements(one, made))
+            if isinstance(one, PlannedContraction):
+                replacements.update(rule_gradients.replacements(one, made))
         return self.with_replaced(values, replacements)
 
     def with_replaced(
@@ -118,27 +121,29 @@ class Program:
         found: list[FoundOperand] = []
         for one, module, position in self.numbered():
             call, obstacle = self.contraction_of_types(one), self._obstacle(one)
-            states = self.states_of(one)
-            statistics_uses.note_operands(
-                dataclasses.replace(
-                    call, states=shapes_of(states, steps_lib.per_step(one))
-                ),
-                self.place_of(one),
-                needs_frozen=True,
-            )
-            for side in call.quantized_sides():
+            sides, moments = list[Side](["rhs"]), tuple[Path, ...]()
+            if isinstance(one, PlannedContraction):
+                sides = call.quantized_sides()
+                states = shapes_of(self.states_of(one), steps_lib.per_step(one))
+                statistics_uses.note_operands(
+                    dataclasses.replace(call, states=states),
+                    self.place_of(one),
+                    needs_frozen=True,
+                )
+                moments = (self.place_of(one),)
+            for side in sides:
                 key = OperandKey(module, position, side)
                 operand = FoundOperand.of(call, key, obstacle, is_injected=False)
                 operand = dataclasses.replace(
                     operand,
                     state=self.state_of_weight(one, side),
                     num_states=steps_lib.num_states(one),
-                    moments=(self.place_of(one),) if _is_rounded(one, side) else (),
+                    moments=moments if _is_rounded(one, side) else (),
                 )
                 place = Place(one.site.location, one.index(side))
-                origin = one.site.operands[place.number]
+                origin = one.origins[side]
                 found.append(operand.made_of(origin, place, self.parameters, buffers))
-        count = len(self.plan.quantized())
+        count = len(self.plan.operations())
         return Discovery(
             self.traced.jaxpr,
             self.parameters,
@@ -216,8 +221,10 @@ class Program:
             for weight in recorded
         ]
 
-    def state_of_weight(self, one: PlannedContraction, side: Side) -> Path:
+    def state_of_weight(self, one: Planned, side: Side) -> Path:
         """Returns the path of the states that quantize an operand; empty for none."""
+        if isinstance(one, PlannedLookup):
+            return ()
         reads = statistics.reads_state(one.cfg.for_serving(), side)
         return self.place_of(one) if reads else ()
 
@@ -243,10 +250,10 @@ class Program:
         return states._replace(moment=functools.reduce(second_moment.merged, summed))
 
     def parameters_of_weights(self) -> set[Parameter]:
-        """Returns the parameters behind the weights of quantized contractions."""
+        """Returns the parameters behind the weights and tables that are quantized."""
         return {
             self.parameters[i]
-            for one in self.plan.quantized()
+            for one in self.plan.operations()
             for origin in one.site.operands
             if origin.identity is not None
             for i in self.parameters.keys() & origin.needed
@@ -279,38 +286,43 @@ class Program:
             for i in inputs
         }
 
-    def numbered(self) -> list[tuple[PlannedContraction, Path, int]]:
-        """Returns quantized contractions with their modules and numbers in these."""
+    def numbered(self) -> list[tuple[Planned, Path, int]]:
+        """Returns what is quantized with its modules and numbers in these."""
         counts: collections.Counter[Path] = collections.Counter()
         numbered = []
-        for one in self.plan.quantized():
+        for one in self.plan.operations():
             module = self.module_of(one)
             numbered.append((one, module, self.first_position + counts[module]))
             counts[module] += 1
         return numbered
 
     def contraction(
-        self, one: PlannedContraction, values: Sequence[Any], states: States
+        self, one: Planned, values: Sequence[Any], states: States
     ) -> Contraction:
-        """Returns a contraction with its serving config.
+        """Returns a contraction with its serving config; of a lookup, its stand-in.
 
         Args:
-            one: the contraction.
+            one: the contraction, or the lookup.
             values: inputs of its equation, or their types.
             states: states of the calibrations.
         """
-        lhs, rhs = one.in_order(values)[:2]
+        if isinstance(one, PlannedLookup):
+            cfg, rhs = one.for_freezing(), one.seen(values[0])
+            operation, lhs = one.stand_in(rhs)
+        else:
+            cfg, operation = one.cfg.for_serving(), one.operation(values)
+            lhs, rhs = one.in_order(values)[:2]
         return Contraction(
-            cfg=one.cfg.for_serving(),
+            cfg=cfg,
             frozen_operands="auto",
             name=None,
-            operation=one.operation(values),
+            operation=operation,
             lhs=lhs,
             rhs=rhs,
             states=states,
         )
 
-    def contraction_of_types(self, one: PlannedContraction) -> Contraction:
+    def contraction_of_types(self, one: Planned) -> Contraction:
         """Returns a contraction of abstract values, without states."""
         lhs, rhs, *rest = (atom.aval for atom in one.site.eqn.invars)
         # Group sizes must be concrete; their values do not matter here.
@@ -319,7 +331,7 @@ class Program:
 
     def _recorded(
         self,
-        one: PlannedContraction,
+        one: Planned,
         weights: Sequence[FoundOperand],
         gives_weight: bool,
         values: Sequence[Any],
@@ -330,14 +342,16 @@ class Program:
         recorded = {side: call.weight_outputs(side) for side in sides}
         if not gives_weight:
             return one.in_float(values), recorded
-        return one.contract(call.cfg, one.in_order(values), states), recorded
+        return one.contract(
+            one.cfg.for_serving(), one.in_order(values), states
+        ), recorded
 
-    def _gives_weight(self, one: PlannedContraction) -> bool:
+    def _gives_weight(self, one: Planned) -> bool:
         """Whether a weight may be made of the result of a contraction."""
         of_parameters = self.parameters.keys()
         return all(x.inputs <= of_parameters for x in one.site.operands)
 
-    def _obstacle(self, one: PlannedContraction) -> str | None:
+    def _obstacle(self, one: Planned) -> str | None:
         """Returns why no weight of a contraction can be frozen, or None."""
         for name, text in (
             ("cond", "a branch of lax.cond or lax.switch"),
@@ -395,6 +409,6 @@ def shapes_of(tree: Any, per_step: Sequence[bool] = ()) -> Any:
     return jax.tree.map(shape_of, tree)
 
 
-def _is_rounded(one: PlannedContraction, side: Side) -> bool:
+def _is_rounded(one: Planned, side: Side) -> bool:
     """Whether an operand, if it is a weight, is rounded by the moment of its inputs."""
     return side == "rhs" and one.cfg.fwd.rhs.rounding is not None

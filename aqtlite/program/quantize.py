@@ -12,7 +12,7 @@ from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import contracted_in, flax_models
+from aqtlite.program import contracted_in, flax_models, plan_checks
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.calibration_state import State
@@ -27,7 +27,7 @@ from aqtlite.program.naming import (
     positions_of,
 )
 from aqtlite.program.plan import Plan
-from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
 from aqtlite.quantization.state_collections import collections_of
@@ -211,14 +211,14 @@ class QuantizedFunction:
             args: positional arguments of the function.
             kwargs: keyword arguments of the function.
         """
-        return self._evaluate(state, args, kwargs, PlannedContraction.replacement)[0]
+        return self._evaluate(state, args, kwargs, states_lib.contracting)[0]
 
     def _evaluate(
         self,
         state: State,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        how: Callable[[PlannedContraction, States], Replacement],
+        how: Callable[[Planned, States], Replacement],
     ) -> tuple[Any, Plan, Aux]:
         program = self.program(state, args, kwargs)
         values = program.traced.values((args, kwargs))
@@ -240,7 +240,7 @@ class QuantizedFunction:
         traced = self.trace(args, kwargs)
         parameters = names_of_parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
-        planning.report(planned, strict=self.strict)
+        plan_checks.report(planned, strict=self.strict)
         if self.invariant:
             planned = planned.invariant(traced.jaxpr)
         return Program(

@@ -47,7 +47,10 @@ class Rule:
     """Function of `jax.lax` that contracts ("dot_general", "conv_general_dilated",
     "ragged_dot"), name of a kernel or function around it (`register_operation`), or a
     tuple of several; None for any. `jnp.matmul`, `jnp.einsum` and dense layers are
-    "dot_general"."""
+    "dot_general". "take", which must be named, is a lookup of rows in a matrix of
+    parameters (``table[indices]``, `jnp.take`, `nn.Embed`): ``cfg.fwd.rhs`` quantizes
+    the table, with a gradient straight through. A contraction to whose weight its rule
+    gives the same ``fwd.rhs``, as that of tied logits, reads the same integers."""
 
     cfg: config.DotGeneral | None = dataclasses.field(kw_only=True)
     """Config for the matching contractions; None keeps them in float. ``fwd.rhs``

@@ -17,7 +17,7 @@ from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import Side
 from aqtlite.program import program as program_lib
 from aqtlite.program import steps as steps_lib
-from aqtlite.program.plan import PlannedContraction
+from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.program import Path, Program
 from aqtlite.program.serving import guards, identity
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenEntry
@@ -85,7 +85,7 @@ def serve(
             }
         )
     replacements = {}
-    for one in program.plan.quantized():
+    for one in program.plan.operations():
         weights = found[one.site.location]
         beside = {s: weight.name for s, weight in weights.items() if weight.floats}
         frozen_weights = {side: weight.qtensor for side, weight in weights.items()}
@@ -118,16 +118,16 @@ def _untrained(program: Program, weight: Found, values: Sequence[Any]) -> Found:
 
 def find(
     program: Program,
-    one: PlannedContraction,
+    one: Planned,
     gone: Set[int],
     frozen: Sequence[FrozenEntry],
     converter: str,
 ) -> dict[Side, Found]:
-    """Finds the frozen weights of a contraction among those of its module.
+    """Finds the frozen weights of a contraction or lookup among those of its module.
 
     Args:
         program: the traced call.
-        one: the contraction.
+        one: the contraction, or the lookup.
         gone: inputs of the jaxpr that are frozen parameters.
         frozen: the frozen weights of its module.
         converter: the user's call of the conversion, for messages.
@@ -167,7 +167,7 @@ def _check_read(
     converter: str,
 ) -> None:
     """Raises if a result depends on frozen parameters except through frozen weights."""
-    quantized = program.plan.quantized()
+    quantized = program.plan.operations()
     unread = {
         one.site.location: {one.index(side) for side in found[one.site.location]}
         for one in quantized
@@ -193,15 +193,15 @@ def _check_read(
 
 def _replacement(
     program: Program,
-    one: PlannedContraction,
+    one: Planned,
     beside: Mapping[Side, str],
     weights: Mapping[Side, QTensor],
 ) -> Replacement:
-    """Returns the replacement of a contraction by one with frozen weights.
+    """Returns the replacement of an operation by one with frozen weights.
 
     Args:
         program: the traced call.
-        one: the contraction.
+        one: the contraction, or the lookup.
         beside: names of the weights with parameters that stayed in float, by side.
         weights: its frozen weights.
     """
@@ -221,17 +221,17 @@ def _replacement(
 
 def _contract(
     program: Program,
-    one: PlannedContraction,
+    one: Planned,
     beside: Mapping[Side, str],
     values: Sequence[Any],
     weights: Mapping[Side, QTensor],
     states: States,
 ) -> Sequence[Any]:
-    """Contracts with frozen weights.
+    """Contracts, or looks up, with frozen weights.
 
     Args:
         program: the traced call.
-        one: the contraction.
+        one: the contraction, or the lookup.
         beside: as in `_replacement`.
         values: inputs of its equation.
         weights: its frozen weights.
@@ -243,6 +243,11 @@ def _contract(
         if side in beside:
             weight = guards.without_gradient(beside[side], weight, operands[side])
         operands[side] = weight
+    if isinstance(one, PlannedLookup):
+        indices, _, *rest = one.in_order(values)
+        if "rhs" in weights:
+            return one.contract(one.cfg, [indices, operands["rhs"], *rest], states)
+        return one.contract(one.cfg, one.in_order(values), states)
     inputs = [operands["lhs"], operands["rhs"], *values[2:]]
     return one.contract(call.cfg, inputs, call.states)
 

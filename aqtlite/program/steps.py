@@ -4,19 +4,19 @@ import math
 import operator
 
 from aqtlite.jaxpr.origins import Loop
-from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import collections_of
 
 
-def per_step(one: PlannedContraction) -> tuple[bool, ...]:
+def per_step(one: Planned) -> tuple[bool, ...]:
     """Whether each scan around a contraction has its states or weights per step."""
     if collections_of(one.cfg):
         return one.site.per_step
     return weights_per_step(one)
 
 
-def weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
+def weights_per_step(one: Planned) -> tuple[bool, ...]:
     """Whether each scan around a contraction has its frozen weights per step."""
     weights = [x for x in one.site.operands if x.identity is not None]
     return tuple(
@@ -25,7 +25,7 @@ def weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
     )
 
 
-def frozen_per_step(one: PlannedContraction) -> tuple[bool, ...] | None:
+def frozen_per_step(one: Planned) -> tuple[bool, ...] | None:
     """Whether each scan around a contraction has a frozen weight for each step.
 
     The steps of a scan that share a parameter have a weight each if they have a state
@@ -46,7 +46,7 @@ def frozen_per_step(one: PlannedContraction) -> tuple[bool, ...] | None:
     return frozen if is_passed else None
 
 
-def num_states(one: PlannedContraction) -> int:
+def num_states(one: Planned) -> int:
     """Returns the number of states that quantize each weight of a contraction."""
     frozen, of_weights = frozen_per_step(one) or (), weights_per_step(one)
     pairs = zip(one.site.lengths, frozen, of_weights, strict=False)

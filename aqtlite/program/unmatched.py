@@ -6,22 +6,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from jax.extend import core
 
 from aqtlite.errors import RulesError
-from aqtlite.jaxpr import sites
+from aqtlite.jaxpr import lookups, registry, sites
 from aqtlite.program import matching, overshadowed, patterns
 from aqtlite.program.naming import Name, Naming
-from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.rules import ANY_PATH, Rule
 
 
 def check_used(
     rules: Sequence[Rule],
     index: int,
-    planned: Sequence[PlannedContraction],
+    planned: Sequence[Planned],
     closed: core.ClosedJaxpr,
     parameters: Mapping[int, str],
     naming: Naming,
 ) -> None:
     """Checks that a required rule, or another one of its group, decides.
+
+    Args:
+        rules: the rules.
+        index: index of the rule.
+        planned: contractions and lookups of the program.
+        closed: the program.
+        parameters: names of its inputs that are parameters, by index.
+        naming: function that gives contractions their names.
 
     Raises:
         RulesError: if not, of a message that says what it matches instead.
@@ -45,16 +53,14 @@ def check_used(
     overshadowed.check(rules, index, deciding, "any contraction")
 
 
-def alternatives(
-    rules: Sequence[Rule], contractions: Sequence[PlannedContraction]
-) -> Iterator[str]:
+def alternatives(rules: Sequence[Rule], planned: Sequence[Planned]) -> Iterator[str]:
     """Yields messages about alternatives of required rules that match nothing."""
     for index, rule in enumerate(rules):
         for name in ("path", "module") if rule.is_required else ():
             pattern = getattr(rule, name)
             if pattern in (None, ANY_PATH):
                 continue
-            texts = sorted({getattr(one, name) for one in contractions})
+            texts = sorted({getattr(one, name) for one in planned})
             for alternative, alone in patterns.alternatives(pattern):
                 if not any(patterns.fullmatch(alone, text) for text in texts):
                     nearest = difflib.get_close_matches(alone, texts, 3, cutoff=0.0)
@@ -76,11 +82,17 @@ def _lookups(
         parameters: names of its inputs that are parameters, by index.
         naming: function that gives contractions their names.
     """
+    if registry.LOOKUP in (rule.ops or ()):
+        return (
+            "\nLookups are table[indices], jnp.take and layers such as nn.Embed that "
+            "read whole rows of a matrix of parameters: params= says which arguments "
+            "are parameters."
+        )
     if (rule.path, rule.module) == (ANY_PATH, None):
         return ""
     found = [
         site
-        for site in sites.find(closed, parameters, ("gather",)).contractions
+        for site in sites.find(closed, parameters, lookups.PRIMITIVES).contractions
         if site.operands[0].identity is not None
     ]
     names = naming(found, parameters)
@@ -89,9 +101,9 @@ def _lookups(
         return ""
     return (
         f"\nIt names a lookup of rows ({', '.join(map(repr, named[:3]))}), which is no "
-        "contraction, and stays in float under any rule. aqtlite.flax.AqtEmbed(..., "
-        "take=AqtTake(cfg)) quantizes a table, and a table that is also contracted "
-        "(Embed.attend) is quantized there by a rule for that."
+        'contraction: Rule(op="take", cfg=...) quantizes the table for lookups. A '
+        "contraction of it (Embed.attend) is quantized by a rule for that, and reads "
+        "the same integers if both give the table the same fwd.rhs."
     )
 
 

@@ -207,7 +207,7 @@ class QTensor:
             out += block_shapes.repeat(plain.offset, stored.shape, axes)
         out = out.astype(self.dtype)
         if self.unrounded is not None:
-            out = _straight_through(out, plain.unrounded)
+            out = straight_through(out, plain.unrounded)
         return out if self.padding is None else out[tuple(map(slice, self.shape))]
 
     def reshape(self, *shape: Any) -> "QTensor":
@@ -375,15 +375,15 @@ def rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
 
 
 @jax.custom_jvp
-def _straight_through(value: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns `value`, with the gradient of `x`."""
+def straight_through(value: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns `value`, with the gradient of `x`, an array of its shape and dtype."""
     del x
     return value
 
 
-@_straight_through.defjvp
+@straight_through.defjvp
 def _straight_through_jvp(primals: Any, tangents: Any) -> Any:
-    return _straight_through(*primals), tangents[1]
+    return straight_through(*primals), tangents[1]
 
 
 Operand = jax.Array | QTensor

@@ -91,7 +91,7 @@ class Nnx(nnx.Module):
 
 
 TOKENS = jnp.ones((2, 3), jnp.int32)
-HINT = r"It names a lookup of rows \('.*embed'\).*AqtEmbed\("
+HINT = r"It names a lookup of rows \('.*embed'\).*Rule\(op=\"take\", cfg=...\)"
 
 
 @pytest.mark.parametrize("fields", [{"path": ".*embed"}, {"module": "embed"}])

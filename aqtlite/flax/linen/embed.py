@@ -1,6 +1,7 @@
 """Lookups in a table that is also contracted, such as that of a tied embedding."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -8,17 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, operations
+from aqtlite.contraction import lookup as table_lookup
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import caller as callers
 from aqtlite.flax.linen.caller import find_caller
 from aqtlite.flax.linen.dot_general import Injected
 from aqtlite.program.serving import lookup
 from aqtlite.program.serving.contraction import Contraction
-from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import checks, quantizer
+from aqtlite.quantization import checks
 
-_PATH = "fwd.rhs"
+_AXES = operations.OperandAxes.of_contracting(2, (1,))
 
 
 @injectable
@@ -64,9 +65,9 @@ class AqtTake(Injected):
                 f"AqtTake takes rows of a table of two axes, got shape {table.shape}"
             )
         cfg = (self.cfg or config.unquantized()).with_float_out()
-        _check_scale_is_its_own(cfg)
+        table_lookup.check(cfg)
         if cfg.fwd.rhs.is_quantized:
-            checks.check_floating(table, _PATH)
+            checks.check_floating(table, table_lookup.PATH)
         caller = find_caller()
         if cfg.needs_noise and self._is_for_serving(caller):
             cfg = cfg.for_serving()
@@ -90,50 +91,12 @@ class AqtTake(Injected):
 
 def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
     """Returns rows of a table, quantized first if `tensor` says so."""
+    take = functools.partial(jnp.take, indices=indices, axis=0)
     if not isinstance(table, QTensor):
-        axes = operations.OperandAxes.of_contracting(table.ndim, (1,))
         if not tensor.is_quantized:
-            return jnp.take(table, indices, axis=0)
-        q = quantizer.quantize_array(table, tensor, axes, _PATH)
-        checks.check_scale(q.scale.shape, tensor, axes, _PATH)
-        table = dataclasses.replace(q, unrounded=table)
-    if table.scale.shape[0] == table.shape[0] > 1:
-        return shape_operations.take(table, indices, axis=0).dequant()
-    # With a shared scale, an index out of range could not give NaN by its scale.
-    return jnp.take(table.dequant(), indices, axis=0)
-
-
-def _check_scale_is_its_own(cfg: config.DotGeneral) -> None:
-    tensor = cfg.fwd.rhs
-    if tensor.rounding is not None:
-        raise ValueError(
-            f"{_PATH}.rounding={tensor.rounding!r} rounds weights by the inputs that "
-            f"they are contracted with, and a lookup has none: set {_PATH}.rounding to "
-            "None"
-        )
-    if tensor.sparsity is not None:
-        raise ValueError(
-            f"{_PATH}.sparsity={tensor.sparsity!r} prunes weights that are contracted, "
-            f"and a lookup reads rows: set {_PATH}.sparsity to None"
-        )
-    if cfg.fwd.rotation is not None:
-        raise ValueError(
-            f"fwd.rotation={cfg.fwd.rotation!r} rotates the table, and a lookup would "
-            "return rotated rows: take the rows of the float table, or set "
-            "fwd.rotation to None"
-        )
-    stated = tensor.calibration.has_state or tensor.calibration.is_learned
-    if cfg.fwd.smoothing is not None or (tensor.is_quantized and stated):
-        what = (
-            f"{_PATH}.calibration={tensor.calibration!r}"
-            if cfg.fwd.smoothing is None
-            else "fwd.smoothing"
-        )
-        raise ValueError(
-            f"{what} takes the scale of a table from what it is contracted with, or "
-            "from earlier steps, and a lookup has neither: take the rows of the float "
-            "table, or choose another calibration"
-        )
+            return take(table)
+        table = table_lookup.quantized(table, tensor, _AXES)
+    return table_lookup.rows(table, 0, take)
 
 
 class AqtEmbed(nn.Embed):

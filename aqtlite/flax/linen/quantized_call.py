@@ -13,12 +13,13 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen import cache, given_variables, statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
-from aqtlite.jaxpr.replacement import Aux, Replacement
+from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import flax_models, served
+from aqtlite.program import flax_models, plan_checks, served
 from aqtlite.program import plan as planning
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.program import Path, Program
 from aqtlite.program.rules import Rule
 from aqtlite.program.serving import guards, statistics_uses
@@ -113,7 +114,7 @@ class TracedCall:
     def run(self) -> Any:
         """Evaluates the call."""
         if COLLECTION in self.variables or any(map(_is_kernel, self.values)):
-            planning.check_quantizes(self.program.plan)
+            plan_checks.check_quantizes(self.program.plan)
             aux: Aux = {}
             frozen = self._frozen()
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
@@ -122,9 +123,11 @@ class TracedCall:
             outputs, aux = self.program.evaluate(self.values, how)
         return self._result(outputs, aux)
 
-    def _contracting(self, one: PlannedContraction, states: States) -> Replacement:
+    def _contracting(self, one: Planned, states: States) -> Replacement:
         """Returns a replacement that also records the use of statistics."""
         made = one.replacement(states)
+        if isinstance(one, PlannedLookup):
+            return made
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, Any]:
             call = self.program.contraction(one, values, states)
@@ -176,25 +179,27 @@ def program_of(
     parameters = given_variables.parameters_in(traced, variables)
     names = {i: str(one) for i, one in parameters.items()}
     planned = planning.make(traced.jaxpr, quantized.rules, names)
-    planning.report(planned, strict=quantized.strict)
+    plan_checks.report(planned, strict=quantized.strict)
     if quantized.invariant:
         planned = planned.invariant(traced.jaxpr)
     roots = {quantized.model.name, type(quantized.model).__name__}
-    modules = {one.path: _module(one, roots, params) for one in planned.contractions}
+    modules = {
+        one.site.location: _module(one, roots, params) for one in planned.every()
+    }
     found = _numbered_entries(planned, modules)
     return Program(
         traced,
         planned,
         parameters,
-        module_of=lambda one: modules[one.path],
+        module_of=lambda one: modules[one.site.location],
         state=variables,
         states_in=lambda one, state: _states_of(state, one, found[one.path]),
         place_of=lambda one: found[one.path],
     )
 
 
-def _module(one: PlannedContraction, roots: set[str | None], params: Any) -> Path:
-    """Returns the path of the module that makes a contraction.
+def _module(one: Planned, roots: set[str | None], params: Any) -> Path:
+    """Returns the path of the module that makes a contraction or lookup.
 
     A scope consists of the name of the root, the names of modules, and names from
     `jax.named_scope` and `jnp.einsum`. A method other than ``__call__`` is appended to
@@ -212,13 +217,15 @@ def _module(one: PlannedContraction, roots: set[str | None], params: Any) -> Pat
     return tuple(path)
 
 
-def _numbered_entries(planned: Plan, modules: Mapping[str, Path]) -> dict[str, Path]:
+def _numbered_entries(
+    planned: Plan, modules: Mapping[Location, Path]
+) -> dict[str, Path]:
     """Returns the path of the states of each contraction, by the contraction's path."""
     counts: collections.Counter[Path] = collections.Counter()
     found = {}
     for one in planned.quantized():
         name = one.operation_name
-        path = (*modules[one.path], name)
+        path = (*modules[one.site.location], name)
         number, counts[path] = counts[path], counts[path] + 1
         found[one.path] = (*path[:-1], f"{name}_{number}") if number else path
     return found

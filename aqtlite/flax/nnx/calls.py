@@ -18,11 +18,12 @@ from aqtlite.flax.nnx.model import (
 )
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.invariance import finding
-from aqtlite.jaxpr import sites, tracing
+from aqtlite.jaxpr import lookups, registry, sites, tracing
+from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.program import injected
 from aqtlite.program.convert import ServingFunction, has_frozen
 from aqtlite.program.naming import by_parameter
-from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.frozen_record import COLLECTION
@@ -170,7 +171,10 @@ class ModelFunction(QuantizedFunction):
         is_own = _is_own(self.call)
         if self.invariant and not is_own and finding.find(traced.jaxpr).counts:
             return self.call.checked(traced)
-        if not is_own and not sites.find(traced.jaxpr).contractions:
+        names = {*registry.OF_PRIMITIVES, *lookups.PRIMITIVES}
+        if not any(registry.LOOKUP in (rule.ops or ()) for rule in self.rules):
+            names = {*registry.OF_PRIMITIVES}
+        if not is_own and not sites.find(traced.jaxpr, names=names).contractions:
             raise NothingToQuantize(f"{self.call.name} contracts nothing")
         return self.call.checked(traced)
 
@@ -186,8 +190,12 @@ class ModelFunction(QuantizedFunction):
         plan = dataclasses.replace(program.plan, forms=None)
         program = dataclasses.replace(program, plan=plan, states_in=lambda *_: States())
         values = program.traced.values((args, {}))
-        outputs, _ = program.evaluate(values, PlannedContraction.marked)
+        outputs, _ = program.evaluate(values, _marked)
         return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
+
+
+def _marked(one: Planned, states: States) -> Replacement:
+    return one.marked(states)
 
 
 def function_of(model: QuantizedModel, call: PureCall) -> ModelFunction:

@@ -244,7 +244,7 @@ def _check_is_quantized(programs: Sequence[Program]) -> None:
     Raises:
         ValueError: if no call has any.
     """
-    if any(one.plan.quantized() for one in programs):
+    if any(one.plan.operations() for one in programs):
         return
     why = (
         "no rule names a contraction, and no layer has an AqtDotGeneral: convert "

@@ -1,0 +1,147 @@
+"""Checks of plans, and what is logged of them."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from absl import logging
+
+from aqtlite import config, errors
+from aqtlite.operations import SIDES
+from aqtlite.program import matching, plan_table, unmatched
+from aqtlite.program.plan import Plan
+from aqtlite.program.plan_table import NO_SCOPE
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.planned_lookup import Planned
+from aqtlite.quantization import granularity
+
+
+def report(planned: Plan, *, strict: bool) -> None:
+    """Logs contractions that a rule quantizes but that stay in float or unsmoothed.
+
+    And alternatives of rules that match nothing.
+
+    Raises:
+        ValueError: if a contraction with an injected config stays in float; with
+            `strict`, if any float contraction does without a rule with ``cfg=None``;
+            if the size of a rotation does not divide the channels, or blocks do not
+            divide an operand.
+    """
+    for given in planned.every():
+        if given.is_injected and not given.is_quantized:
+            raise ValueError(
+                f"the contraction {given.path!r} was given a config where it is "
+                f"called, and cannot be quantized: {given.why_float}"
+            )
+    left: list[Planned] = [
+        one
+        for one in planned.left_float()
+        if _is_float(one) and not one.is_left_alone and not _is_left(planned, one)
+    ]
+    left += [
+        one
+        for one in planned.lookups
+        if not one.is_quantized and not _is_left(planned, one)
+    ]
+    lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
+    lines += [
+        f"  {one.path or NO_SCOPE}: its gradient is that of a {why}"
+        for one in planned.quantized()
+        if (why := one.why_gradients_float) is not None
+        and (one.cfg.dlhs.lhs.is_quantized or one.cfg.drhs.lhs.is_quantized)
+    ]
+    unseen = [one for one in planned.unseen if not one.is_left(planned.rules)]
+    lines += map(str, unseen)
+    if strict and lines:
+        raise ValueError(
+            f"strict=True, and {len(lines)} contractions stay in float:\n"
+            + "\n".join(lines)
+            + "\nName those that are to stay so with Rule(path=..., cfg=None)"
+            + (', of lookups Rule(op="take", ...)' if planned.lookups else "")
+        )
+    for other in unseen:
+        if other.rule is not None:
+            text = f"({other.op}) stays in float: {other.why_float}"
+            _warn_once(planned.rules, other.path, (), text)
+    for one in left:
+        if one.rule is not None:
+            _warn(planned, one, f"stays in float: {one.why_float}")
+    for text in unmatched.alternatives(planned.rules, planned.every()):
+        _log_once(planned.rules, text)
+    for contraction in planned.quantized():
+        _check_blocks(contraction)
+        if contraction.why_not_smoothed is not None:
+            why = f"is not smoothed: {contraction.why_not_smoothed}"
+            _warn(planned, contraction, why)
+        if contraction.mixed_channels == 1:
+            _warn(planned, contraction, f"is not rotated: {plan_table.NO_MATRIX}")
+
+
+def _is_left(planned: Plan, one: Planned) -> bool:
+    """Whether a rule leaves an operation in float."""
+    return one.rule is not None and planned.rules[one.rule].cfg is None
+
+
+def _check_blocks(one: PlannedContraction) -> None:
+    """Raises ValueError if blocks of the forward contraction divide no operand."""
+    operation, *shapes = one.types()
+    for side, x in zip(SIDES, shapes, strict=True):
+        tensor: config.Tensor = getattr(one.cfg.fwd, side)
+        if tensor.blocks is not None and not tensor.blocks.pad and 0 not in x.shape:
+            with errors.naming(one.path):
+                granularity.layout(tensor, x.shape, operation.axes(side), f"fwd.{side}")
+
+
+def _warn(planned: Plan, one: Planned, text: str) -> None:
+    """Logs something about an operation, at the first of its traces."""
+    _warn_once(planned.rules, one.path, one.rhs.shape, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _warn_once(rules: Any, path: str, rhs_shape: tuple[int, ...], text: str) -> None:
+    del rules, rhs_shape
+    logging.warning("%r %s", path, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _log_once(rules: Any, text: str) -> None:
+    del rules
+    logging.warning("%s", text)
+
+
+def check_quantizes(planned: Plan) -> None:
+    """Checks that rules quantize something of a program.
+
+    Rules with ``cfg=None``, and rules that match nothing and are not required, may
+    leave all of it in float. Contractions of empty operands, and those that sum
+    nothing, do not count.
+
+    Raises:
+        ValueError: if no contraction is quantized, there are some, and either there are
+            no rules or a contraction meets the conditions of a rule that quantizes.
+    """
+    contractions: list[Planned] = [
+        one
+        for one in planned.contractions
+        if 0 not in one.lhs.shape + one.rhs.shape and not one.is_left_alone
+    ]
+    contractions += planned.lookups
+    if planned.operations() or not contractions:
+        return
+    names_some = any(
+        rule.cfg is not None
+        and rule.cfg.is_quantized
+        and any(matching.fulfils(one, rule) for one in contractions)
+        for rule in planned.rules
+    )
+    if planned.rules and not names_some:
+        return
+    raise ValueError(
+        "the rules quantize nothing: every contraction stays in float"
+        f"{planned.reasons()}\nName those to quantize with Rule(path=..., cfg=...), "
+        "and those that are to stay in float with Rule(path=..., cfg=None)"
+    )
+
+
+def _is_float(one: PlannedContraction) -> bool:
+    return all(jnp.issubdtype(x.dtype, jnp.floating) for x in (one.lhs, one.rhs))
