@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
+from aqtlite.program import low_rank
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
@@ -21,6 +23,8 @@ from aqtlite.quantization.state_collections import (
 )
 from aqtlite.quantization.statistics import States
 from aqtlite.quantization.stored_statistics import restored_statistics
+
+_NONE: Mapping[Location, Any] = MappingProxyType({})
 
 State = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """States keyed by collection, contraction path, and field of `statistics.States`."""
@@ -67,9 +71,10 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
     ones = planned.quantized()
     are_learned = any(PARAMETERS in collections_of(one.cfg) for one in ones)
     made = {}
+    for one in planned.replaced():
+        _check_gradients(one)
     for one in ones:
         if collections_of(one.cfg):
-            _check_gradients(one)
             made[one.site.location] = _leaving_first_states(one, are_learned)
         elif are_learned:
             made[one.site.location] = one.replacement(States())
@@ -84,20 +89,38 @@ def init(program: Program, values: Sequence[Any]) -> Left:
         values: inputs of its jaxpr.
     """
 
+    replacements = initializing(program.plan)
+
     def run(values: Sequence[Any]) -> Aux:
-        replacements = initializing(program.plan)
         return program.with_replaced(values, replacements)[1]
 
-    return left(program.plan, jax.jit(run)(values))
+    # Adapters start from shapes alone.
+    has_calibrations = any(one.has_aux for one in replacements.values())
+    aux = jax.jit(run)(values) if has_calibrations else {}
+    ones = program.plan.replaced()
+    adapters = {one.site.location: low_rank.init(one) for one in ones if one.adapter}
+    return left(program.plan, aux, adapters)
 
 
-def left(planned: Plan, aux: Aux) -> Left:
-    """Yields the states that contractions left, each with its collection."""
-    for one in planned.quantized():
-        for collection, fields in collections_of(one.cfg).items():
-            if one.site.location in aux:
-                states = aux[one.site.location]
-                yield one, collection, {f: getattr(states, f) for f in fields}
+def left(planned: Plan, aux: Aux, adapters: Mapping[Location, Any] = _NONE) -> Left:
+    """Yields the states that contractions left, each with its collection.
+
+    Args:
+        planned: plan of the program.
+        aux: the states, by location.
+        adapters: parameters of adapters to yield among them.
+    """
+    for one in planned.replaced():
+        states = aux.get(one.site.location)
+        adapter = adapters.get(one.site.location)
+        for collection, fields in one.collections.items():
+            found = {} if states is None else {
+                f: getattr(states, f) for f in fields if f != low_rank.FIELD
+            }
+            if adapter is not None and low_rank.FIELD in fields:
+                found[low_rank.FIELD] = adapter
+            if found:
+                yield one, collection, found
 
 
 def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replacement:
@@ -118,7 +141,7 @@ def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replac
 
 def _check_gradients(one: PlannedContraction) -> None:
     """Raises ValueError if a state of a contraction would not get its gradient."""
-    has = {PARAMETERS, OF_GRADIENTS} & set(collections_of(one.cfg))
+    has = {PARAMETERS, OF_GRADIENTS} & set(one.collections)
     around = one.site.around
     if has and {"custom_jvp_call", "custom_vjp_call"} & set(around):
         where = "a function with a derivative of its own, which gives them none"
@@ -129,9 +152,9 @@ def _check_gradients(one: PlannedContraction) -> None:
     else:
         return
     raise ValueError(
-        f"the config of {one.path!r} has a learned calibration, or statistics of "
-        f"gradients, and the contraction is inside {where}: name it in a rule before "
-        "the others, with a config that has none"
+        f"the rule of {one.path!r} has an adapter, or its config a learned calibration "
+        f"or statistics of gradients, and the contraction is inside {where}: name it "
+        "in a rule before the others that has none"
     )
 
 
@@ -167,11 +190,10 @@ def gathering(one: PlannedContraction, states: States) -> Replacement:
     """Returns a replacement that contracts in float and leaves updated statistics."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        return one.in_float(values), states_after(one, values, states)
+        return one.in_float(values, states), states_after(one, values, states)
 
     def in_float(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
-        del states
-        return one.in_float(values), None
+        return one.in_float(values, states), None
 
     if STATISTICS not in collections_of(one.cfg):
         return Replacement(in_float, states, per_step=one.site.per_step)
@@ -195,9 +217,9 @@ def states_of(one: PlannedContraction, state: State) -> States:
         ValueError: if the state has no entry for it.
     """
     found: dict[str, Any] = {}
-    for collection, fields in collections_of(one.cfg).items():
+    for collection, fields in one.collections.items():
         entry = state.get(collection, {}).get(one.kept_as, {})
-        if set(fields) - set(entry) - OF_CONVERSION:
+        if set(fields) - set(entry) - OF_CONVERSION - {low_rank.FIELD}:
             raise ValueError(
                 f"the state has nothing for the contraction {one.path!r} in "
                 f"{collection!r}: make it with init_state and the arguments, rules and "

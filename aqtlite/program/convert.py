@@ -106,7 +106,7 @@ def convert_function(
     program = program_of(fn_q, params, args, kwargs, state or {})
     quantized = program.plan.quantized()
     has_state = fn_q.has_state or any(
-        bool(collections_of(one.cfg)) for one in quantized
+        bool(one.collections) for one in program.plan.replaced()
     )
     if has_state != (state is not None):
         raise ValueError(

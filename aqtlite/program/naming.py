@@ -160,8 +160,7 @@ def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:
         parameters: paths of the inputs that are parameters, by index. Their first step
             is the argument; it is omitted if only one positional argument has any.
     """
-    arguments = {path.partition("/")[0] for path in parameters.values()}
-    is_single = len(arguments) == 1 and all(one.isdigit() for one in arguments)
+    is_single = _are_of_one_argument(parameters)
     steps = {i: tuple(path.split("/"))[is_single:] for i, path in parameters.items()}
     of_weights = [_holder(site, steps) for site in sites]
     nodes = [one if one is None else one[:-1] for one in of_weights]
@@ -172,6 +171,34 @@ def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:
         path = _joined(node, scopes) if leaf is None else "/".join(leaf)
         names.append(Name(path, "/".join(node), path))
     return names
+
+
+def names_of_weights(site: Site, parameters: Mapping[int, str]) -> tuple[str, ...]:
+    """Returns the paths of the parameters that the weights of a contraction are made of.
+
+    Args:
+        site: the contraction.
+        parameters: as in `by_leaf`, whose rule tells whether the first step, the
+            argument, is omitted.
+    """
+    is_single = _are_of_one_argument(parameters)
+    return tuple(
+        parameters[i].partition("/")[2] if is_single else parameters[i]
+        for i in sorted(
+            {
+                i
+                for origin in site.operands
+                if origin.identity is not None
+                for i in origin.inputs
+                if i in parameters
+            }
+        )
+    )
+
+
+def _are_of_one_argument(parameters: Mapping[int, str]) -> bool:
+    arguments = {path.partition("/")[0] for path in parameters.values()}
+    return len(arguments) == 1 and all(one.isdigit() for one in arguments)
 
 
 def _tells_which(scope: str) -> bool:

@@ -24,6 +24,7 @@ from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
     in_rules,
     injected,
+    low_rank,
     matching,
     plan_table,
     unmatched,
@@ -31,7 +32,13 @@ from aqtlite.program import (
     visibility,
 )
 from aqtlite.program import unseen as unseen_lib
-from aqtlite.program.naming import Name, Naming, by_scope, numbered
+from aqtlite.program.naming import (
+    Name,
+    Naming,
+    by_scope,
+    names_of_weights,
+    numbered,
+)
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import (
     EMPTY,
@@ -65,6 +72,10 @@ class Plan:
         """Returns the contractions that are quantized."""
         return tuple(one for one in self.contractions if one.is_quantized)
 
+    def replaced(self) -> tuple[PlannedContraction, ...]:
+        """Returns the contractions that are quantized or have an adapter."""
+        return tuple(one for one in self.contractions if one.is_replaced)
+
     def left_float(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that stay in float."""
         return tuple(one for one in self.contractions if not one.is_quantized)
@@ -91,6 +102,8 @@ class Plan:
             fields["gradients_in"] = plan_table.gradients_in(one)
             fields["lhs"], fields["rhs"] = map(dataclasses.asdict, (one.lhs, one.rhs))
             fields["cfg"] = json.loads(config.to_json(one.cfg))
+            if one.adapter is not None:
+                fields["adapter"] = json.loads(config.to_json(one.adapter))
             rows.append(fields)
         return json.dumps(rows, indent=indent)
 
@@ -119,7 +132,7 @@ class Plan:
         Args:
             closed: the program of the plan.
         """
-        others = {one.site.location for one in self.quantized()}
+        others = {one.site.location for one in self.replaced()}
         return dataclasses.replace(self, forms=finding.find(closed, others))
 
     def summary(self) -> str:
@@ -200,6 +213,8 @@ def _planned(
     )
     given = injected.config_of(site.scope.path)
     one = undecided(site, name, kept_as, lhs, rhs)
+    named = names_of_weights(site, parameters)
+    one = dataclasses.replace(one, parameters=named)
     if given is not None:
         one = dataclasses.replace(one, is_injected=True)
         why = why_not_quantized(site.eqn)
@@ -215,6 +230,11 @@ def _planned(
     one = dataclasses.replace(
         one, rule=index, why_float=why, is_left_alone=is_left_alone
     )
+    adapter = None if index is None else rules[index].adapter
+    if adapter is not None and why_not_quantized(site.eqn) != EMPTY:
+        with errors.naming(one.path):
+            low_rank.check(one, _obstacle(site))
+        one = dataclasses.replace(one, adapter=adapter)
     if cfg is None or not one.is_quantized:
         return one
     one, cfg = visibility.decided(one, _for_operands(one, cfg))
@@ -378,7 +398,7 @@ def check_quantizes(planned: Plan) -> None:
         for one in planned.contractions
         if 0 not in one.lhs.shape + one.rhs.shape and not one.is_left_alone
     ]
-    if planned.quantized() or not contractions:
+    if planned.replaced() or not contractions:
         return
     names_some = any(
         rule.cfg is not None

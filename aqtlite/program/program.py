@@ -16,7 +16,7 @@ from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement, Replacements
 from aqtlite.operations import SIDES, Side
 from aqtlite.program import plan as planning
-from aqtlite.program import rule_gradients, unsummed
+from aqtlite.program import low_rank, rule_gradients, unsummed
 from aqtlite.program import steps as steps_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -67,11 +67,15 @@ class Program:
     first_position: int = 0
     """Number of the first contraction of a module."""
 
+    dropout: Any = None
+    """Key of the dropout of adapters; None drops nothing."""
+
     def states_of(self, one: PlannedContraction) -> States:
-        """Returns the calibration states of a contraction."""
-        if not collections_of(one.cfg):
+        """Returns the states of a contraction, and the parameters of its adapter."""
+        if not one.collections:
             return States()
-        return self.states_in(one, self.state)
+        states = self.states_in(one, self.state)
+        return low_rank.with_key(one, states, self.dropout)
 
     def evaluate(
         self,
@@ -92,7 +96,7 @@ class Program:
         """
         planning.check_quantizes(self.plan)
         replacements = {}
-        for one in self.plan.quantized():
+        for one in self.plan.replaced():
             made = how(one, self.states_of(one))
             replacements[one.site.location] = made
             replacements.update(rule_gradients.replacements(one, made))
@@ -190,7 +194,9 @@ class Program:
             gives_weight = self._gives_weight(one)
             if not recorded and not gives_weight:
                 continue
-            states, steps = self.states_of(one), steps_lib.per_step(one)
+            # No weight is made of the result of an adapter.
+            states = self.states_of(one)._replace(adapter=())
+            steps = steps_lib.per_step(one)
             given: States | None = states
             record = functools.partial(self._recorded, one, recorded, gives_weight)
             if recorded:

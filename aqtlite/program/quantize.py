@@ -56,12 +56,8 @@ class QuantizedFunction:
 
     @property
     def has_state(self) -> bool:
-        """Whether a calibration of the rules gathers statistics or is learned."""
-        return any(
-            bool(collections_of(rule.cfg))
-            for rule in self.rules
-            if rule.cfg is not None
-        )
+        """Whether a rule has an adapter, or a calibration with a state."""
+        return any(rule.has_state for rule in self.rules)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the quantized function.

@@ -84,9 +84,8 @@ class QuantizedModel(ModelByRules):
 
     @property
     def has_state(self) -> bool:
-        """Whether a calibration of the rules gathers statistics or is learned."""
-        cfgs = [rule.cfg for rule in self.rules if rule.cfg is not None]
-        return any(bool(collections_of(cfg)) for cfg in cfgs)
+        """Whether a rule has an adapter, or a calibration with a state."""
+        return any(rule.has_state for rule in self.rules)
 
     def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the quantized model.

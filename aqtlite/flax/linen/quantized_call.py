@@ -15,7 +15,7 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import flax_models, served
+from aqtlite.program import flax_models, low_rank, served
 from aqtlite.program import plan as planning
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -104,8 +104,8 @@ class TracedCall:
         """Returns the collections that lack states of some contraction."""
         return frozenset(
             collection
-            for one in self.program.plan.quantized()
-            for collection, fields in collections_of(one.cfg).items()
+            for one in self.program.plan.replaced()
+            for collection, fields in one.collections.items()
             if set(fields)
             - set(_entry(self.variables, collection, self.program.place_of(one)))
         )
@@ -216,7 +216,7 @@ def _numbered_entries(planned: Plan, modules: Mapping[str, Path]) -> dict[str, P
     """Returns the path of the states of each contraction, by the contraction's path."""
     counts: collections.Counter[Path] = collections.Counter()
     found = {}
-    for one in planned.quantized():
+    for one in planned.replaced():
         name = one.operation_name
         path = (*modules[one.path], name)
         number, counts[path] = counts[path], counts[path] + 1
@@ -237,9 +237,9 @@ def _states_of(
     variables: Mapping[str, Any], one: PlannedContraction, path: Path
 ) -> States:
     found: dict[str, Any] = {}
-    for collection, fields in collections_of(one.cfg).items():
+    for collection, fields in one.collections.items():
         node = _entry(variables, collection, path)
-        if set(fields) - set(node) - OF_CONVERSION:
+        if set(fields) - set(node) - OF_CONVERSION - {low_rank.FIELD}:
             if collection == OF_GRADIENTS:
                 continue  # Only needed for gradients.
             raise ValueError(
