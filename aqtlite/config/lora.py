@@ -12,10 +12,10 @@ class Lora(representation.CompactRepr):
     """A low-rank adapter of the weight of a contraction (LoRA, Hu et al. 2021).
 
     The contraction ``x W`` becomes ``x W + scale (dropout(x) A) B``, where `A` maps the
-    contracted axes of the weight to `rank` channels, and `B` these to the others. `W` is
-    frozen, in float or in any grid (QLoRA, Dettmers et al. 2023, arXiv:2305.14314); `A`
-    and `B` are float32 parameters. `A` starts uniform in ``±1 / sqrt(fan_in)``, and `B`
-    at zero: the first output is that of `W` alone (arXiv:2106.09685).
+    contracted axes of the weight to `rank` channels, and `B` these to the others. `W`
+    is frozen, in float or in any grid (QLoRA, Dettmers et al. 2023, arXiv:2305.14314);
+    `A` and `B` are float32 parameters. `A` starts uniform in ``±1 / sqrt(fan_in)``, and
+    `B` at zero: the first output is that of `W` alone (arXiv:2106.09685).
 
     >>> from aqtlite import Rule, config
     >>> rule = Rule(cfg=config.weight_only(4), adapter=Lora(rank=8, alpha=16))

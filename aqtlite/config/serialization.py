@@ -39,9 +39,7 @@ def to_json(
             class (see `register`).
     """
     if not isinstance(cfg, _ROOTS):
-        raise TypeError(
-            f"to_json needs a {_either(_ROOTS)}, got {cfg!r}"
-        )
+        raise TypeError(f"to_json needs a {_either(_ROOTS)}, got {cfg!r}")
     data = {"version": _VERSION, **_encode(cfg, "$")}
     return json.dumps(data, indent=indent, allow_nan=False)
 
@@ -70,9 +68,7 @@ drhs, out
     return from_data(json_text.read(text))
 
 
-def from_data(
-    data: Any, path: str = "$"
-) -> DotGeneral | DotGeneralRaw | Tensor | Lora:
+def from_data(data: Any, path: str = "$") -> DotGeneral | DotGeneralRaw | Tensor | Lora:
     """Reads a config that is part of a larger JSON text.
 
     Args:

@@ -7,6 +7,7 @@ as pytrees and put the results back. `aqtlite.flax` exports the names for Linen,
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
+from aqtlite.flax.linen.adapters import adapters_of, with_adapters
 from aqtlite.flax.linen.biases import correct_biases
 from aqtlite.flax.linen.cache import QuantizedCache, map_caches
 from aqtlite.flax.linen.calibrate import (
@@ -45,6 +46,7 @@ __all__ = [
     "QuantizedCache",
     "QuantizedModel",
     "absorb_smoothing",
+    "adapters_of",
     "calibrate",
     "calibrate_in_float",
     "convert",
@@ -56,4 +58,5 @@ __all__ = [
     "promote_dtype",
     "quantize_model",
     "widen_int4",
+    "with_adapters",
 ]

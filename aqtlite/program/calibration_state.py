@@ -15,6 +15,8 @@ from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import (
+    ADAPTER,
+    DROPOUT,
     OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
@@ -114,11 +116,13 @@ def left(planned: Plan, aux: Aux, adapters: Mapping[Location, Any] = _NONE) -> L
         states = aux.get(one.site.location)
         adapter = adapters.get(one.site.location)
         for collection, fields in one.collections.items():
-            found = {} if states is None else {
-                f: getattr(states, f) for f in fields if f != low_rank.FIELD
-            }
-            if adapter is not None and low_rank.FIELD in fields:
-                found[low_rank.FIELD] = adapter
+            found = (
+                {}
+                if states is None
+                else {f: getattr(states, f) for f in fields if f != ADAPTER}
+            )
+            if adapter is not None and ADAPTER in fields:
+                found[ADAPTER] = adapter
             if found:
                 yield one, collection, found
 
@@ -219,7 +223,7 @@ def states_of(one: PlannedContraction, state: State) -> States:
     found: dict[str, Any] = {}
     for collection, fields in one.collections.items():
         entry = state.get(collection, {}).get(one.kept_as, {})
-        if set(fields) - set(entry) - OF_CONVERSION - {low_rank.FIELD}:
+        if set(fields) - set(entry) - OF_CONVERSION - {ADAPTER}:
             raise ValueError(
                 f"the state has nothing for the contraction {one.path!r} in "
                 f"{collection!r}: make it with init_state and the arguments, rules and "
@@ -233,7 +237,10 @@ def states_of(one: PlannedContraction, state: State) -> States:
 
 def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
     """Returns the state with the statistics that contractions left."""
-    after = {name: dict(entries) for name, entries in state.items()}
+    after: dict[str, Any] = {
+        name: entries if name == DROPOUT else dict(entries)
+        for name, entries in state.items()
+    }
     for one, collection, entry in left(planned, aux):
         if collection == STATISTICS:
             after[STATISTICS][one.kept_as] = entry
@@ -243,12 +250,18 @@ def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
 def is_state(x: Any) -> bool:
     """Whether `x` is a state, not parameters in a collection "params"."""
     collections = {PARAMETERS, STATISTICS, OF_GRADIENTS}
-    if not isinstance(x, Mapping) or not x.keys() <= collections:
+    if not isinstance(x, Mapping) or not x.keys() <= {*collections, DROPOUT}:
         return False
     return all(
         isinstance(by_path, Mapping) and all(map(_is_entry, by_path.values()))
-        for by_path in x.values()
+        for name, by_path in x.items()
+        if name != DROPOUT
     )
+
+
+def is_filled(state: State) -> bool:
+    """Whether a state has any entries."""
+    return any(bool(entries) for name, entries in state.items() if name != DROPOUT)
 
 
 def _is_entry(x: Any) -> bool:

@@ -28,7 +28,7 @@ from aqtlite.program.serving.model import (
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, marker_of
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.quantization import second_moment
-from aqtlite.quantization.state_collections import STATISTICS, collections_of
+from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.stored_statistics import restored_statistics
 
 

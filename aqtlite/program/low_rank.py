@@ -24,9 +24,6 @@ from aqtlite.quantization.statistics import States
 if TYPE_CHECKING:
     from aqtlite.program.planned import PlannedContraction
 
-FIELD = "adapter"
-"""Field of `States` with the parameters of an adapter."""
-
 A, B = "lora_a", "lora_b"
 """Names of the parameters, float32."""
 

@@ -174,7 +174,7 @@ def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:
 
 
 def names_of_weights(site: Site, parameters: Mapping[int, str]) -> tuple[str, ...]:
-    """Returns the paths of the parameters that the weights of a contraction are made of.
+    """Returns the paths of the parameters of a contraction's weights.
 
     Args:
         site: the contraction.

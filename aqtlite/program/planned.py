@@ -21,7 +21,7 @@ from aqtlite.program import injected, low_rank
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.recognized import Again, Gradient
 from aqtlite.quantization import granularity, rotation, sparsity
-from aqtlite.quantization.state_collections import PARAMETERS, collections_of
+from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS, collections_of
 from aqtlite.quantization.statistics import States
 
 _NO_STATES = States()
@@ -125,7 +125,7 @@ class PlannedContraction:
         """For each collection that it uses, the fields of `States`."""
         found = dict(collections_of(self.cfg))
         if self.adapter is not None:
-            found[PARAMETERS] = [*found.get(PARAMETERS, []), low_rank.FIELD]
+            found[PARAMETERS] = [*found.get(PARAMETERS, []), ADAPTER]
         return found
 
     @property

@@ -30,7 +30,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
-from aqtlite.quantization.state_collections import collections_of
+from aqtlite.quantization.state_collections import DROPOUT
 from aqtlite.quantization.statistics import States
 
 
@@ -68,7 +68,8 @@ class QuantizedFunction:
         """
         is_given = bool(args) and states_lib.is_state(args[0])
         # Contractions that a framework injects have calibrations of their own.
-        if not self.has_state and not (is_given and any(args[0].values())):
+        is_filled = is_given and states_lib.is_filled(args[0])
+        if not self.has_state and not is_filled:
             out, _ = self.run({}, args, kwargs)
             return out
         if not is_given:
@@ -122,7 +123,7 @@ class QuantizedFunction:
         Returns:
             The result, and the state updated with the statistics of this call.
         """
-        if not any(state.values()):
+        if not states_lib.is_filled(state):
             return self.evaluate(state, args, kwargs), dict(state)
         out, planned, aux = self._evaluate(state, args, kwargs, states_lib.updating)
         return out, states_lib.updated(state, planned, aux)
@@ -247,6 +248,7 @@ class QuantizedFunction:
             state=state,
             states_in=states_lib.states_of,
             place_of=lambda one: (one.kept_as,),
+            dropout=state.get(DROPOUT),
         )
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
@@ -316,7 +318,8 @@ def quantize_function(
         A function like `fn`. If a calibration of the rules gathers statistics or is
         learned, it is ``quantized(state, *args) -> (out, state)``, and
         ``quantized.init_state(*args)`` returns the initial state, a dictionary of
-        collections: "aqt_stats" holds statistics, "params" learned values to train, and
+        collections: "aqt_stats" holds statistics, "params" adapters and learned values
+        to train ("dropout" may hold a key for the dropout of adapters), and
         "_overwrite_with_gradient" statistics of gradients, to be replaced by their own
         gradient (`with_gradient_statistics`).
 

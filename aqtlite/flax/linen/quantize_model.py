@@ -17,7 +17,6 @@ from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
-    collections_of,
 )
 
 _OURS = (PARAMETERS, STATISTICS, OF_GRADIENTS)
@@ -81,6 +80,32 @@ class QuantizedModel(ModelByRules):
             variables, given = merged(variables, states), merged(given, states)
         out, _ = self.apply(given, *call.args, **call.kwargs)
         return out, variables
+
+    def init_adapters(
+        self, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Returns the initial parameters of adapters, which leave all outputs as is.
+
+        Nothing is run.
+
+        Args:
+            variables: variables of the model, float or converted, or their shapes.
+            *args: as in `flax.linen.Module.apply`; shapes do.
+            **kwargs: as `args`.
+
+        Returns:
+            Nested dictionaries, for `aqtlite.flax.with_adapters`.
+
+        Raises:
+            ValueError: if no rule has an adapter.
+        """
+        adapters = self._traced(variables, args, kwargs).init_adapters()
+        if not adapters:
+            raise ValueError(
+                "no rule has an adapter: Rule(cfg=..., adapter=config.Lora(rank, "
+                "alpha)) adds one to each contraction of a weight that it matches"
+            )
+        return adapters
 
     @property
     def has_state(self) -> bool:

@@ -28,11 +28,11 @@ from aqtlite.program.serving.frozen_record import (
     frozen_entries,
 )
 from aqtlite.quantization.state_collections import (
+    ADAPTER,
     OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
-    collections_of,
 )
 from aqtlite.quantization.statistics import States
 
@@ -85,8 +85,12 @@ class TracedCall:
         traced = flax_models.trace(apply, (shapes, call.args, kwargs))
         given += jax.tree.leaves((call.args, kwargs))
         is_mutable = mutable is not False
+        program = program_of(quantized, traced, shapes)
+        rngs = kwargs.get("rngs")
+        if isinstance(rngs, Mapping):
+            program = dataclasses.replace(program, dropout=rngs.get("dropout"))
         return cls(
-            program_of(quantized, traced, shapes),
+            program,
             tuple(given[i] for i in traced.leaves),
             variables,
             is_mutable and flax_core.scope.in_filter(mutable, STATISTICS),
@@ -99,6 +103,16 @@ class TracedCall:
         for one, collection, entry in states_lib.init(self.program, self.values):
             put(states, collection, self.program.place_of(one), entry)
         return states
+
+    def init_adapters(self) -> dict[str, Any]:
+        """Returns the initial parameters of adapters, nested by path."""
+        states: dict[str, Any] = {}
+        for one in self.program.plan.replaced():
+            if one.adapter is not None:
+                entry = {ADAPTER: low_rank.init(one)}
+                put(states, PARAMETERS, self.program.place_of(one), entry)
+        adapters: dict[str, Any] = states.get(PARAMETERS, {})
+        return adapters
 
     def lacking(self) -> frozenset[str]:
         """Returns the collections that lack states of some contraction."""
@@ -239,7 +253,7 @@ def _states_of(
     found: dict[str, Any] = {}
     for collection, fields in one.collections.items():
         node = _entry(variables, collection, path)
-        if set(fields) - set(node) - OF_CONVERSION - {low_rank.FIELD}:
+        if set(fields) - set(node) - OF_CONVERSION - {ADAPTER}:
             if collection == OF_GRADIENTS:
                 continue  # Only needed for gradients.
             raise ValueError(

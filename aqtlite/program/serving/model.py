@@ -18,6 +18,7 @@ from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.tracing import is_array
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.frozen_record import RECORD, FrozenRecord, Operand
+from aqtlite.quantization.state_collections import ADAPTER
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
 
@@ -27,7 +28,8 @@ class Parameter:
     """A leaf of a model's parameters."""
 
     number: int
-    """Index among the leaves; parameters compare and hash by it alone."""
+    """Index among the leaves, of which adapters are the last: a conversion numbers
+    parameters alike, with them and without. Parameters compare and hash by it alone."""
 
     path: tuple[str, ...] = dataclasses.field(compare=False)
     """Path in the tree of parameters, without the boxes of partitioning metadata."""
@@ -99,9 +101,11 @@ def parameters_of(
                 "array: close over it, as over what eqx.partition(module, eqx.is_array)"
                 " gives beside arrays"
             )
+    order = sorted(range(len(paths)), key=lambda i: _is_of_adapter(paths[i][0]))
+    numbers = {i: number for number, i in enumerate(order)}
     return tuple(
         Parameter(
-            number=number,
+            number=numbers[i],
             path=tuple(map(_name, path)) or ("params",),
             key_path=key_path,
             shape=np.shape(leaf),
@@ -109,8 +113,14 @@ def parameters_of(
             spec=explicit_spec(leaf),
             is_weakly_typed=not is_array(leaf) or getattr(leaf, "weak_type", False),
         )
-        for number, (path, key_path, leaf) in enumerate(paths)
+        for i, (path, key_path, leaf) in enumerate(paths)
     )
+
+
+def _is_of_adapter(path: tuple[Any, ...]) -> bool:
+    """Whether a parameter of a Linen model is one of an adapter that rules added."""
+    names = tuple(map(_name, path[-3:]))
+    return len(names) == 3 and names[0].startswith("aqt_") and names[1] == ADAPTER
 
 
 def _name(key: Any) -> str:
