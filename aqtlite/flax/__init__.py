@@ -24,6 +24,7 @@ from aqtlite.flax.linen.embed import AqtEmbed, AqtTake
 from aqtlite.flax.linen.fold import absorb_smoothing, fold_batch_norm
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.injection import inject_dot_general
+from aqtlite.flax.linen.merge_adapters import merge_adapters
 from aqtlite.flax.linen.quantize_model import QuantizedModel, quantize_model
 from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
 from aqtlite.flax.linen.widen import widen_int4
@@ -54,6 +55,7 @@ __all__ = [
     "fold_batch_norm",
     "inject_dot_general",
     "map_caches",
+    "merge_adapters",
     "merge_statistics",
     "promote_dtype",
     "quantize_model",

@@ -17,7 +17,8 @@ from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import DotGeneral
 from aqtlite.program import injected, matching, unsummed
 from aqtlite.program.naming import Name
-from aqtlite.program.planned import PlannedContraction, why_not_quantized
+from aqtlite.program.of_equation import why_not_quantized
+from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.recognized import Again, Gradient, recognized
 from aqtlite.program.rules import Rule

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from aqtlite.contraction import refused_gradient
@@ -182,6 +183,33 @@ def _product(
     order = one.order(x.ndim)
     out = out if order is None else out.transpose(order)
     return out.reshape(one.site.eqn.outvars[0].aval.shape)
+
+
+def product_of(one: "PlannedContraction") -> Callable[[Any, Any], jax.Array]:
+    """Returns the function from the parameters of an adapter to what it adds to W.
+
+    In the shape of the weight, for one step of the scans around; float32.
+    """
+    assert one.adapter is not None
+    scale = np.float32(one.adapter.scale)
+    operation, _, _ = one.types()
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        exact = lax.Precision.HIGHEST
+        if one.op == "ragged_dot":
+            return scale * jnp.matmul(a, b, precision=exact)
+        if not isinstance(operation, DotGeneral):
+            features = _conv_spec(one).rhs_spec[0]
+            kernel = jnp.tensordot(a, b, ((features,), (0,)), precision=exact)
+            return scale * jnp.moveaxis(kernel, -1, features)
+        (_, contracting), (_, batch) = operation.dims
+        front, last = tuple(range(len(batch))), a.ndim - 1
+        dims = ((last,), (len(batch),)), (front, front)
+        made = (*batch, *contracting, *operation.axes("rhs").remaining)
+        kernel = lax.dot_general(a, b, dims, exact)
+        return scale * kernel.transpose(np.argsort(made))
+
+    return product
 
 
 def _frozen(one: "PlannedContraction", weight: jax.Array) -> jax.Array:

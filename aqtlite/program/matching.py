@@ -7,8 +7,9 @@ from jax.extend import core
 
 from aqtlite.jaxpr import equations, registry
 from aqtlite.program import overshadowed, patterns
+from aqtlite.program.of_equation import smaller_size
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
-from aqtlite.program.planned import PlannedContraction, smaller_size
+from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.rules import ANY_PATH, Rule
 
 

@@ -12,8 +12,9 @@ from aqtlite import config
 from aqtlite.config import tables
 from aqtlite.program import patterns, plan_table
 from aqtlite.program import rules as rules_lib
+from aqtlite.program.of_equation import smaller_size
 from aqtlite.program.plan import Plan
-from aqtlite.program.planned import PlannedContraction, smaller_size
+from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.rules import Rule
 
 Purpose = Literal["serving", "training"]

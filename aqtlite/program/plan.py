@@ -39,12 +39,9 @@ from aqtlite.program.naming import (
     names_of_weights,
     numbered,
 )
+from aqtlite.program.of_equation import EMPTY, why_not_quantized
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
-from aqtlite.program.planned import (
-    EMPTY,
-    PlannedContraction,
-    why_not_quantized,
-)
+from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule
 from aqtlite.program.undecided import undecided

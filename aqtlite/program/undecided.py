@@ -3,7 +3,8 @@
 from aqtlite import config
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program.naming import Name
-from aqtlite.program.planned import PlannedContraction, equation_of
+from aqtlite.program.of_equation import equation_of
+from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_operand import PlannedOperand
 
 

@@ -10,8 +10,8 @@ from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import module_scopes, registry
 from aqtlite.program import injected
 from aqtlite.program.naming import numbered
+from aqtlite.program.of_equation import equation_of
 from aqtlite.program.plan_table import NO_SCOPE
-from aqtlite.program.planned import equation_of
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing.two_runs import Step
 

@@ -99,7 +99,7 @@ class QuantizedModel(ModelByRules):
         Raises:
             ValueError: if no rule has an adapter.
         """
-        adapters = self._traced(variables, args, kwargs).init_adapters()
+        adapters = self.traced(variables, args, kwargs).init_adapters()
         if not adapters:
             raise ValueError(
                 "no rule has an adapter: Rule(cfg=..., adapter=config.Lora(rank, "
@@ -151,14 +151,14 @@ class QuantizedModel(ModelByRules):
             platform: as in `aqtlite.plan`.
             **kwargs: as `args`.
         """
-        planned = self._traced(variables, args, kwargs).program.plan
+        planned = self.traced(variables, args, kwargs).program.plan
         return contracted_in.on_platform(planned, platform)
 
     def _started(
         self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> TracedCall:
         """Traces a call, with states missing from mutable collections initialized."""
-        traced = self._traced(variables, args, kwargs)
+        traced = self.traced(variables, args, kwargs)
         mutable = kwargs.get("mutable", False)
         made = [
             name
@@ -170,11 +170,12 @@ class QuantizedModel(ModelByRules):
         states = traced.init_states()
         states = {name: states[name] for name in made}
         variables = merged(states, given_variables.unfrozen(variables))
-        return self._traced(variables, args, kwargs)
+        return self.traced(variables, args, kwargs)
 
-    def _traced(
+    def traced(
         self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> TracedCall:
+        """Traces a call, and plans its contractions."""
         variables = given_variables.unfrozen(variables)
         with given_variables.checked(variables):
             return TracedCall.of(self, variables, Call(*args, **kwargs))

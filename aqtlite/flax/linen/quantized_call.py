@@ -15,8 +15,9 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import flax_models, low_rank, served
+from aqtlite.program import flax_models, low_rank, merging, served
 from aqtlite.program import plan as planning
+from aqtlite.program.merging import MergeReport
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Path, Program
@@ -113,6 +114,13 @@ class TracedCall:
                 put(states, PARAMETERS, self.program.place_of(one), entry)
         adapters: dict[str, Any] = states.get(PARAMETERS, {})
         return adapters
+
+    def merged(self) -> tuple[dict[Path, jax.Array], MergeReport]:
+        """Returns the parameters with adapters merged, by path, and what changed."""
+        frozen = self._frozen()
+        changed, report = merging.merge(self.program, self.values, frozen, guards.LINEN)
+        parameters = self.program.parameters
+        return {parameters[i].path: x for i, x in changed.items()}, report
 
     def lacking(self) -> frozenset[str]:
         """Returns the collections that lack states of some contraction."""

@@ -49,6 +49,11 @@ class Parameter:
         return "/".join(self.path)
 
     @property
+    def is_of_adapter(self) -> bool:
+        """Whether it belongs to an adapter that rules added to a Linen model."""
+        return _is_of_adapter(self.path)
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -101,7 +106,9 @@ def parameters_of(
                 "array: close over it, as over what eqx.partition(module, eqx.is_array)"
                 " gives beside arrays"
             )
-    order = sorted(range(len(paths)), key=lambda i: _is_of_adapter(paths[i][0]))
+    order = sorted(
+        range(len(paths)), key=lambda i: _is_of_adapter(tuple(map(_name, paths[i][0])))
+    )
     numbers = {i: number for number, i in enumerate(order)}
     return tuple(
         Parameter(
@@ -117,10 +124,9 @@ def parameters_of(
     )
 
 
-def _is_of_adapter(path: tuple[Any, ...]) -> bool:
-    """Whether a parameter of a Linen model is one of an adapter that rules added."""
-    names = tuple(map(_name, path[-3:]))
-    return len(names) == 3 and names[0].startswith("aqt_") and names[1] == ADAPTER
+def _is_of_adapter(path: tuple[str, ...]) -> bool:
+    *_, entry, field, _ = "", "", *path
+    return entry.startswith("aqt_") and field == ADAPTER
 
 
 def _name(key: Any) -> str:
