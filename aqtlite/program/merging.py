@@ -97,10 +97,11 @@ def merge(
     operands, pull = jax.vjp(made, *before)
     wanted, merged = {}, []
     for location, weight in weights.items():
-        one, qtensor, steps = weight
-        base = operands[location] if qtensor is None else qtensor.dequant()
+        base = _rounded(program, weight, operands[location])
+        if weight.frozen is not None:
+            base = weight.frozen.dequant()
         wanted[location] = base
-        if one.adapter is None:
+        if weight.one.adapter is None:
             continue
         update = _update(program, weight, base.shape)
         wanted[location] = (base.astype(jnp.float32) + update).astype(base.dtype)
@@ -177,22 +178,30 @@ def _measured(
     """Returns what merging changes in a weight, and what rounding it would."""
     one, size = weight.one, float(jnp.linalg.norm(update))
     relative = size / max(float(jnp.linalg.norm(base)), np.finfo(np.float32).tiny)
-    if not one.is_quantized:
+    if not one.cfg.fwd.rhs.is_quantized:
         return MergedWeight(one.path, relative, None)
+    error = float(jnp.linalg.norm(_rounded(program, weight, wanted) - wanted))
+    return MergedWeight(one.path, relative, error / size if size else 0.0)
+
+
+def _rounded(program: Program, weight: _Weight, w: jax.Array) -> jax.Array:
+    """Returns a weight rounded as the rule's config rounds it."""
+    one = weight.one
+    if not one.cfg.fwd.rhs.is_quantized:
+        return w
     avals = [atom.aval for atom in one.site.eqn.invars]
     x, _, *others = one.in_order(avals)
     x, *others = (jnp.zeros(aval.shape, aval.dtype) for aval in (x, *others))
 
     def rounded(w: jax.Array, states: Any) -> jax.Array:
         call = program.contraction(one, one.in_order([x, w, *others]), states)
-        return call.weight_outputs("rhs").qtensor.dequant()
+        values: jax.Array = call.weight_outputs("rhs").qtensor.dequant()
+        return values
 
     states = program.states_of(one)._replace(adapter=())
-    stacked = sum(weight.steps)
-    for _ in range(stacked):
+    for _ in range(sum(weight.steps)):
         rounded = jax.vmap(rounded)
-    error = jnp.linalg.norm(rounded(wanted, states) - wanted)
-    return MergedWeight(one.path, relative, float(error) / size if size else 0.0)
+    return rounded(w, states)
 
 
 def _check_reached(one: PlannedContraction, got: Any, wanted: Any) -> None:

@@ -106,21 +106,20 @@ def parameters_of(
                 "array: close over it, as over what eqx.partition(module, eqx.is_array)"
                 " gives beside arrays"
             )
-    order = sorted(
-        range(len(paths)), key=lambda i: _is_of_adapter(tuple(map(_name, paths[i][0])))
-    )
+    names = [tuple(map(_name, path)) for path, _, _ in paths]
+    order = sorted(range(len(paths)), key=lambda i: _is_of_adapter(names[i]))
     numbers = {i: number for number, i in enumerate(order)}
     return tuple(
         Parameter(
             number=numbers[i],
-            path=tuple(map(_name, path)) or ("params",),
+            path=names[i] or ("params",),
             key_path=key_path,
             shape=np.shape(leaf),
             dtype=jax.dtypes.result_type(leaf),
             spec=explicit_spec(leaf),
             is_weakly_typed=not is_array(leaf) or getattr(leaf, "weak_type", False),
         )
-        for i, (path, key_path, leaf) in enumerate(paths)
+        for i, (_, key_path, leaf) in enumerate(paths)
     )
 
 
