@@ -245,6 +245,7 @@ def from_qwix(
     - `bwd_stochastic_rounding` draws noise for each element, and maps the largest
       magnitude to 127, not 127.5, so that rounding is unbiased.
     - Where a calibration clips, the gradient is zero from 127 on, not from 127.5.
+    - `lora_a_initializer` of a `qwix.LoraRule` is not read: see `config.Lora`.
 
     >>> (weight, activations) = from_qwix([{"weight_qtype": "int4"}])
     >>> weight.cfg.fwd.rhs, weight.operands
