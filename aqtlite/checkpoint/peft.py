@@ -254,13 +254,13 @@ def _place_of(
     """
     steps = steps_of(path_name(key_path))
     at = steps.index(ADAPTER) if ADAPTER in steps[:-1] else 0
-    name = steps[at + 1]
+    name = steps[-1]
     if not at or name not in _NAMES:
         raise CheckpointError(f"{'/'.join(steps)} is no parameter of an adapter")
     above = steps[: at - 1] if steps[at - 1].startswith("aqt_") else steps[:at]
     if above[:2] == ("aqt", "learned"):  # Of NNX, in the attribute of a model.
         above = above[2:]
-    path = "/".join(above[1:] if above[:1] == (PARAMETERS,) else above)
+    path = "/".join(above).removeprefix(f"{PARAMETERS}/")
     if not moves:
         return _Place(path, name, (path.replace("/", "."),), False, None, 0)
     found = []

@@ -181,19 +181,12 @@ def names_of_weights(site: Site, parameters: Mapping[int, str]) -> tuple[str, ..
         parameters: as in `by_leaf`, whose rule tells whether the first step, the
             argument, is omitted.
     """
-    is_single = _are_of_one_argument(parameters)
-    return tuple(
-        parameters[i].partition("/")[2] if is_single else parameters[i]
-        for i in sorted(
-            {
-                i
-                for origin in site.operands
-                if origin.identity is not None
-                for i in origin.inputs
-                if i in parameters
-            }
-        )
-    )
+    weights = [x for x in site.operands if x.identity is not None]
+    read = frozenset().union(*(x.inputs for x in weights)) & parameters.keys()
+    names = [parameters[i] for i in sorted(read)]
+    if not _are_of_one_argument(parameters):
+        return tuple(names)
+    return tuple(name.partition("/")[2] or name for name in names)
 
 
 def _are_of_one_argument(parameters: Mapping[int, str]) -> bool:

@@ -124,7 +124,7 @@ def parameters_of(
 
 
 def _is_of_adapter(path: tuple[str, ...]) -> bool:
-    *_, entry, field, _ = "", "", *path
+    *_, entry, field, _ = "", "", "", *path
     return entry.startswith("aqt_") and field == ADAPTER
 
 
