@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from aqtlite.program.compile_serving import ServingProgram, compile_serving
     from aqtlite.program.convert import convert_function
     from aqtlite.program.measure import measure_serving, measure_training
+    from aqtlite.program.merge_adapters import merge_adapters
+    from aqtlite.program.merging import MergeReport
     from aqtlite.program.quantize import plan, quantize_function
     from aqtlite.program.rules import Rule
     from aqtlite.program.serving.placeholder import is_frozen
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from aqtlite.reporting.report import report
 
 __all__ = [
+    "MergeReport",
     "QTensor",
     "Rule",
     "ServingProgram",
@@ -61,6 +64,7 @@ __all__ = [
     "make_ragged_dot",
     "measure_serving",
     "measure_training",
+    "merge_adapters",
     "plan",
     "quantize",
     "quantize_function",
@@ -84,6 +88,7 @@ _MODULES = [
 ]
 
 _PLACES = {
+    "MergeReport": "program.merging:MergeReport",
     "QTensor": "qtensor.qtensor:QTensor",
     "Rule": "program.rules:Rule",
     "ServingProgram": "program.compile_serving:ServingProgram",
@@ -103,6 +108,7 @@ _PLACES = {
     "make_ragged_dot": "contraction.ragged_dot:make_ragged_dot",
     "measure_serving": "program.measure:measure_serving",
     "measure_training": "program.measure:measure_training",
+    "merge_adapters": "program.merge_adapters:merge_adapters",
     "plan": "program.quantize:plan",
     "quantize": "quantization.quantize:quantize",
     "quantize_function": "program.quantize:quantize_function",

@@ -15,6 +15,7 @@ from aqtlite.checkpoint.name_map import (
     moves_from_json,
     moves_to_json,
 )
+from aqtlite.checkpoint.peft import load_peft, peft_config, save_peft
 from aqtlite.checkpoint.read_quantized import QuantizedCheckpoint, load_quantized
 from aqtlite.checkpoint.report import Report
 from aqtlite.checkpoint.write_quantized import save_quantized
@@ -26,11 +27,14 @@ __all__ = [
     "QuantizedCheckpoint",
     "Report",
     "convert_checkpoint",
+    "load_peft",
     "load_quantized",
     "load_serving",
     "move_weights",
     "moves_from_json",
     "moves_to_json",
+    "peft_config",
+    "save_peft",
     "save_quantized",
     "summarize",
 ]

@@ -184,7 +184,7 @@ def move_weights(
     used: set[str] = set()
     for move in moves:
         if not move.targets:
-            patterns = [_pattern(name) for name in move.sources]
+            patterns = [pattern_of(name) for name in move.sources]
             used |= {x for x in known if any(p.fullmatch(x) for p in patterns)}
             continue
         for target, plan in _plans(move, known):
@@ -276,14 +276,23 @@ class _Plan:
 
 
 def _slice(move: Move, part: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    size, count = shape[move.split_axis], len(move.targets)
+    index = [slice(None)] * len(shape)
+    index[move.split_axis] = part_of(move, part, shape[move.split_axis])
+    return tuple(index)
+
+
+def part_of(move: Move, part: int, size: int) -> slice:
+    """Returns the slice of an axis of some size that one of the targets takes.
+
+    Raises:
+        ValueError: if the parts do not make up the axis.
+    """
+    count = len(move.targets)
     sizes = move.split_sizes or (size // count,) * count
     if len(sizes) != count or sum(sizes) != size:
         raise ValueError(f"parts of {sizes} are not those of an axis of {size}")
     start = sum(sizes[:part])
-    index = [slice(None)] * len(shape)
-    index[move.split_axis] = slice(start, start + sizes[part])
-    return tuple(index)
+    return slice(start, start + sizes[part])
 
 
 def _joined(given: Sequence[Any], axis: int) -> Any:
@@ -302,7 +311,7 @@ def _plans(move: Move, names: Collection[str]) -> Iterator[tuple[str, _Plan]]:
     """The variables that a line makes."""
     found: dict[_Binding, list[str]] = {}
     for source in move.sources:
-        pattern = _pattern(source)
+        pattern = pattern_of(source)
         for name in names:
             match = pattern.fullmatch(name)
             if match is not None:
@@ -327,7 +336,7 @@ def _plans(move: Move, names: Collection[str]) -> Iterator[tuple[str, _Plan]]:
             )
         sources = tuple(layers[number] for number in numbers)
         for part, target in enumerate(move.targets):
-            yield _filled(target, dict(rest)), _Plan(move, part, sources)
+            yield filled(target, dict(rest)), _Plan(move, part, sources)
 
 
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
@@ -337,11 +346,13 @@ def _placeholders(name: str) -> list[str]:
     return _PLACEHOLDER.findall(name)
 
 
-def _filled(name: str, values: Mapping[str, str]) -> str:
+def filled(name: str, values: Mapping[str, str]) -> str:
+    """Returns a name with values in place of its placeholders."""
     return _PLACEHOLDER.sub(lambda found: values[found[1]], name)
 
 
-def _pattern(name: str) -> re.Pattern:
+def pattern_of(name: str) -> re.Pattern:
+    """Returns the regular expression of a name with placeholders."""
     pieces = _PLACEHOLDER.split(name)
     seen: set[str] = set()
     text = ""

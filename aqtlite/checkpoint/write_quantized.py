@@ -1,5 +1,6 @@
 """Quantized checkpoints in the formats of other libraries, written."""
 
+import contextlib
 import functools
 import json
 import os
@@ -65,15 +66,26 @@ def save_quantized(
     if format not in get_args(Format):
         names = ", ".join(get_args(Format))
         raise CheckpointError(f"format={format!r} is not written; {names} are")
+    write = _write_gguf if format == "gguf" else _write_folder
+    with new_path(path) as unfinished:
+        write(unfinished, weights, format, metadata or {})
+
+
+@contextlib.contextmanager
+def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives the path of what is to be written, which gets its name when it is whole.
+
+    Raises:
+        CheckpointError: if the path exists, or its folder does not.
+    """
     if path.exists():
         raise CheckpointError(f"{path} exists; name a new one")
     if not path.absolute().parent.is_dir():
         raise CheckpointError(f"there is no folder {path.parent} to write into")
     unfinished = path.with_name(f".{path.name}.unfinished")
     _remove(unfinished)
-    write = _write_gguf if format == "gguf" else _write_folder
     try:
-        write(unfinished, weights, format, metadata or {})
+        yield unfinished
         unfinished.rename(path)
     finally:
         _remove(unfinished)

@@ -21,6 +21,7 @@ from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.lora import Lora
 from aqtlite.config.of_activations import for_activations, for_values
 from aqtlite.config.post_training import gptq, smoothquant, static_int8
 from aqtlite.config.recipes import (
@@ -50,6 +51,7 @@ __all__ = [
     "Gptq",
     "Hadamard",
     "LocalAqt",
+    "Lora",
     "NofM",
     "Preset",
     "Presets",

@@ -11,14 +11,15 @@ from aqtlite import calibration, noise, numerics
 from aqtlite.config import json_text, registry, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.json_text import fail
+from aqtlite.config.lora import Lora
 from aqtlite.config.tensor import Tensor
 
 _VERSION = 1
-_ROOTS = (DotGeneral, DotGeneralRaw, Tensor)
+_ROOTS = (DotGeneral, DotGeneralRaw, Tensor, Lora)
 
 
 def to_json(
-    cfg: DotGeneral | DotGeneralRaw | Tensor, *, indent: int | None = None
+    cfg: DotGeneral | DotGeneralRaw | Tensor | Lora, *, indent: int | None = None
 ) -> str:
     """Writes a config as JSON, with all fields, defaults included.
 
@@ -38,14 +39,12 @@ def to_json(
             class (see `register`).
     """
     if not isinstance(cfg, _ROOTS):
-        raise TypeError(
-            f"to_json needs a DotGeneral, DotGeneralRaw or Tensor, got {cfg!r}"
-        )
+        raise TypeError(f"to_json needs a {_either(_ROOTS)}, got {cfg!r}")
     data = {"version": _VERSION, **_encode(cfg, "$")}
     return json.dumps(data, indent=indent, allow_nan=False)
 
 
-def from_json(text: str) -> DotGeneral | DotGeneralRaw | Tensor:
+def from_json(text: str) -> DotGeneral | DotGeneralRaw | Tensor | Lora:
     """Reads a config written by `to_json`. Missing fields take their defaults.
 
     >>> from_json('{"version": 1, "type": "Tensor", "numerics": '
@@ -69,7 +68,7 @@ drhs, out
     return from_data(json_text.read(text))
 
 
-def from_data(data: Any, path: str = "$") -> DotGeneral | DotGeneralRaw | Tensor:
+def from_data(data: Any, path: str = "$") -> DotGeneral | DotGeneralRaw | Tensor | Lora:
     """Reads a config that is part of a larger JSON text.
 
     Args:

@@ -7,6 +7,7 @@ as pytrees and put the results back. `aqtlite.flax` exports the names for Linen,
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
+from aqtlite.flax.linen.adapters import adapters_of, with_adapters
 from aqtlite.flax.linen.biases import correct_biases
 from aqtlite.flax.linen.cache import QuantizedCache, map_caches
 from aqtlite.flax.linen.calibrate import (
@@ -23,6 +24,7 @@ from aqtlite.flax.linen.embed import AqtEmbed, AqtTake
 from aqtlite.flax.linen.fold import absorb_smoothing, fold_batch_norm
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.injection import inject_dot_general
+from aqtlite.flax.linen.merge_adapters import merge_adapters
 from aqtlite.flax.linen.quantize_model import QuantizedModel, quantize_model
 from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
 from aqtlite.flax.linen.widen import widen_int4
@@ -45,6 +47,7 @@ __all__ = [
     "QuantizedCache",
     "QuantizedModel",
     "absorb_smoothing",
+    "adapters_of",
     "calibrate",
     "calibrate_in_float",
     "convert",
@@ -52,8 +55,10 @@ __all__ = [
     "fold_batch_norm",
     "inject_dot_general",
     "map_caches",
+    "merge_adapters",
     "merge_statistics",
     "promote_dtype",
     "quantize_model",
     "widen_int4",
+    "with_adapters",
 ]

@@ -2,18 +2,22 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
+from aqtlite.program import low_rank
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.program import Program
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import (
+    ADAPTER,
+    DROPOUT,
     OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
@@ -22,6 +26,8 @@ from aqtlite.quantization.state_collections import (
 )
 from aqtlite.quantization.statistics import States
 from aqtlite.quantization.stored_statistics import restored_statistics
+
+_NONE: Mapping[Location, Any] = MappingProxyType({})
 
 State = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """States keyed by collection, contraction path, and field of `statistics.States`."""
@@ -68,9 +74,10 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
     ones = planned.operations()
     are_learned = any(PARAMETERS in collections_of(one.cfg) for one in ones)
     made = {}
+    for contraction in planned.replaced():
+        _check_gradients(contraction)
     for one in ones:
         if isinstance(one, PlannedContraction) and collections_of(one.cfg):
-            _check_gradients(one)
             made[one.site.location] = _leaving_first_states(one, are_learned)
         elif are_learned:
             made[one.site.location] = one.replacement(States())
@@ -85,20 +92,40 @@ def init(program: Program, values: Sequence[Any]) -> Left:
         values: inputs of its jaxpr.
     """
 
+    replacements = initializing(program.plan)
+
     def run(values: Sequence[Any]) -> Aux:
-        replacements = initializing(program.plan)
         return program.with_replaced(values, replacements)[1]
 
-    return left(program.plan, jax.jit(run)(values))
+    # Adapters start from shapes alone.
+    has_calibrations = any(one.has_aux for one in replacements.values())
+    aux = jax.jit(run)(values) if has_calibrations else {}
+    ones = program.plan.replaced()
+    adapters = {one.site.location: low_rank.init(one) for one in ones if one.adapter}
+    return left(program.plan, aux, adapters)
 
 
-def left(planned: Plan, aux: Aux) -> Left:
-    """Yields the states that contractions left, each with its collection."""
-    for one in planned.quantized():
-        for collection, fields in collections_of(one.cfg).items():
-            if one.site.location in aux:
-                states = aux[one.site.location]
-                yield one, collection, {f: getattr(states, f) for f in fields}
+def left(planned: Plan, aux: Aux, adapters: Mapping[Location, Any] = _NONE) -> Left:
+    """Yields the states that contractions left, each with its collection.
+
+    Args:
+        planned: plan of the program.
+        aux: the states, by location.
+        adapters: parameters of adapters to yield among them.
+    """
+    for one in planned.replaced():
+        states = aux.get(one.site.location)
+        adapter = adapters.get(one.site.location)
+        for collection, fields in one.collections.items():
+            found = (
+                {}
+                if states is None
+                else {f: getattr(states, f) for f in fields if f != ADAPTER}
+            )
+            if adapter is not None and ADAPTER in fields:
+                found[ADAPTER] = adapter
+            if found:
+                yield one, collection, found
 
 
 def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replacement:
@@ -119,7 +146,7 @@ def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replac
 
 def _check_gradients(one: PlannedContraction) -> None:
     """Raises ValueError if a state of a contraction would not get its gradient."""
-    has = {PARAMETERS, OF_GRADIENTS} & set(collections_of(one.cfg))
+    has = {PARAMETERS, OF_GRADIENTS} & set(one.collections)
     around = one.site.around
     if has and {"custom_jvp_call", "custom_vjp_call"} & set(around):
         where = "a function with a derivative of its own, which gives them none"
@@ -130,9 +157,9 @@ def _check_gradients(one: PlannedContraction) -> None:
     else:
         return
     raise ValueError(
-        f"the config of {one.path!r} has a learned calibration, or statistics of "
-        f"gradients, and the contraction is inside {where}: name it in a rule before "
-        "the others, with a config that has none"
+        f"the rule of {one.path!r} has an adapter, or its config a learned calibration "
+        f"or statistics of gradients, and the contraction is inside {where}: name it "
+        "in a rule before the others that has none"
     )
 
 
@@ -177,14 +204,13 @@ def gathering(one: Planned, states: States) -> Replacement:
     """Returns a replacement that contracts in float and leaves updated statistics."""
 
     def in_float(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
-        del states
-        return one.in_float(values), None
+        return one.in_float(values, states), None
 
     if not isinstance(one, PlannedContraction) or not _gathers(one):
         return Replacement(in_float, states, per_step=one.site.per_step)
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        return one.in_float(values), states_after(one, values, states)
+        return one.in_float(values, states), states_after(one, values, states)
 
     return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
@@ -206,9 +232,9 @@ def states_of(one: PlannedContraction, state: State) -> States:
         ValueError: if the state has no entry for it.
     """
     found: dict[str, Any] = {}
-    for collection, fields in collections_of(one.cfg).items():
+    for collection, fields in one.collections.items():
         entry = state.get(collection, {}).get(one.kept_as, {})
-        if set(fields) - set(entry) - OF_CONVERSION:
+        if set(fields) - set(entry) - OF_CONVERSION - {ADAPTER}:
             raise ValueError(
                 f"the state has nothing for the contraction {one.path!r} in "
                 f"{collection!r}: make it with init_state and the arguments, rules and "
@@ -222,7 +248,10 @@ def states_of(one: PlannedContraction, state: State) -> States:
 
 def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
     """Returns the state with the statistics that contractions left."""
-    after = {name: dict(entries) for name, entries in state.items()}
+    after: dict[str, Any] = {
+        name: entries if name == DROPOUT else dict(entries)
+        for name, entries in state.items()
+    }
     for one, collection, entry in left(planned, aux):
         if collection == STATISTICS:
             after[STATISTICS][one.kept_as] = entry
@@ -232,12 +261,18 @@ def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
 def is_state(x: Any) -> bool:
     """Whether `x` is a state, not parameters in a collection "params"."""
     collections = {PARAMETERS, STATISTICS, OF_GRADIENTS}
-    if not isinstance(x, Mapping) or not x.keys() <= collections:
+    if not isinstance(x, Mapping) or not x.keys() <= {*collections, DROPOUT}:
         return False
     return all(
         isinstance(by_path, Mapping) and all(map(_is_entry, by_path.values()))
-        for by_path in x.values()
+        for name, by_path in x.items()
+        if name != DROPOUT
     )
+
+
+def is_filled(state: State) -> bool:
+    """Whether a state has any entries."""
+    return any(bool(entries) for name, entries in state.items() if name != DROPOUT)
 
 
 def _is_entry(x: Any) -> bool:

@@ -28,7 +28,7 @@ from aqtlite.program.serving.model import (
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, marker_of
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.quantization import second_moment
-from aqtlite.quantization.state_collections import STATISTICS, collections_of
+from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.stored_statistics import restored_statistics
 
 
@@ -106,7 +106,7 @@ def convert_function(
     program = program_of(fn_q, params, args, kwargs, state or {})
     quantized = program.plan.operations()
     has_state = fn_q.has_state or any(
-        bool(collections_of(one.cfg)) for one in quantized
+        bool(one.collections) for one in program.plan.replaced()
     )
     if has_state != (state is not None):
         raise ValueError(

@@ -12,7 +12,7 @@ from aqtlite.jaxpr import lookups, registry
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import OperandAxes
 from aqtlite.program import in_rules, injected, matching, obstacles
-from aqtlite.program.naming import Name, Naming, numbered
+from aqtlite.program.naming import Name, Naming, names_of_weights, numbered
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import PlannedLookup
 from aqtlite.program.planned_operand import PlannedOperand
@@ -84,6 +84,7 @@ def _decided(
         why_float=None,
         is_injected=given is not None,
         site=site,
+        parameters=names_of_weights(site, parameters),
     )
     if given is None:
         matched = (i for i, rule in enumerate(rules) if matching.fulfils(one, rule))

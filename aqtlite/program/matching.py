@@ -32,6 +32,8 @@ class Matched(Protocol):
     def rhs(self) -> PlannedOperand: ...
     @property
     def size(self) -> float: ...
+    @property
+    def parameters(self) -> Sequence[str]: ...
 
 
 def fulfils(one: Matched, rule: Rule) -> bool:
@@ -76,6 +78,17 @@ def _unfulfilled(one: Matched, rule: Rule) -> list[str]:
         (
             lambda: rule.module is None or patterns.fullmatch(rule.module, one.module),
             f"module={one.module!r}",
+        ),
+        (
+            lambda: (
+                rule.parameter is None
+                or any(patterns.fullmatch(rule.parameter, x) for x in one.parameters)
+            ),
+            f"parameters: {', '.join(one.parameters) or 'none'}",
+        ),
+        (
+            lambda: rule.adapter is None or num_weights == 1,
+            f"no weight for the adapter: {one.lhs.kind}, {one.rhs.kind}",
         ),
     ]
     return [text for is_fulfilled, text in checks if not is_fulfilled()]

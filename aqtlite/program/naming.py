@@ -160,8 +160,7 @@ def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:
         parameters: paths of the inputs that are parameters, by index. Their first step
             is the argument; it is omitted if only one positional argument has any.
     """
-    arguments = {path.partition("/")[0] for path in parameters.values()}
-    is_single = len(arguments) == 1 and all(one.isdigit() for one in arguments)
+    is_single = _are_of_one_argument(parameters)
     steps = {i: tuple(path.split("/"))[is_single:] for i, path in parameters.items()}
     of_weights = [_holder(site, steps) for site in sites]
     nodes = [one if one is None else one[:-1] for one in of_weights]
@@ -172,6 +171,27 @@ def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:
         path = _joined(node, scopes) if leaf is None else "/".join(leaf)
         names.append(Name(path, "/".join(node), path))
     return names
+
+
+def names_of_weights(site: Site, parameters: Mapping[int, str]) -> tuple[str, ...]:
+    """Returns the paths of the parameters of a contraction's weights.
+
+    Args:
+        site: the contraction.
+        parameters: as in `by_leaf`, whose rule tells whether the first step, the
+            argument, is omitted.
+    """
+    weights = [x for x in site.operands if x.identity is not None]
+    read = frozenset().union(*(x.inputs for x in weights)) & parameters.keys()
+    names = [parameters[i] for i in sorted(read)]
+    if not _are_of_one_argument(parameters):
+        return tuple(names)
+    return tuple(name.partition("/")[2] or name for name in names)
+
+
+def _are_of_one_argument(parameters: Mapping[int, str]) -> bool:
+    arguments = {path.partition("/")[0] for path in parameters.values()}
+    return len(arguments) == 1 and all(one.isdigit() for one in arguments)
 
 
 def _tells_which(scope: str) -> bool:

@@ -5,10 +5,12 @@ from typing import Any
 
 from aqtlite.errors import RulesError
 
-_CONDITIONS = ("path", "module", "op", "operands", "equation", "min_size")
+_CONDITIONS = (
+    *("path", "module", "parameter", "op", "operands", "equation", "min_size"),
+)
 """Fields of rules that are conditions; a class of rules may have some of them."""
 
-_OF_FALLBACKS = {"path": ".*", "module": None, "op": None}
+_OF_FALLBACKS = {"path": ".*", "module": None, "parameter": None, "op": None}
 """Fields of a rule that may be for what the rules before it leave."""
 
 

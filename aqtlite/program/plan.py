@@ -21,6 +21,7 @@ from aqtlite.program import (
     in_rules,
     injected,
     lookups,
+    low_rank,
     matching,
     obstacles,
     plan_table,
@@ -30,11 +31,15 @@ from aqtlite.program import (
 )
 from aqtlite.program import unseen as unseen_lib
 from aqtlite.program.equation import EMPTY, why_not_quantized
-from aqtlite.program.naming import Name, Naming, by_scope, numbered
-from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
-from aqtlite.program.planned import (
-    PlannedContraction,
+from aqtlite.program.naming import (
+    Name,
+    Naming,
+    by_scope,
+    names_of_weights,
+    numbered,
 )
+from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
+from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import Rule
@@ -73,6 +78,15 @@ class Plan:
         """Returns the contractions, then the lookups, that are quantized."""
         return tuple(one for one in self.every() if one.is_quantized)
 
+    def replaced(self) -> tuple[PlannedContraction, ...]:
+        """Returns the contractions that are quantized or have an adapter."""
+        return tuple(one for one in self.contractions if one.is_replaced)
+
+    def every_replaced(self) -> tuple[Planned, ...]:
+        """Returns `replaced`, then the lookups that are quantized."""
+        lookups_ = (one for one in self.lookups if one.is_quantized)
+        return (*self.replaced(), *lookups_)
+
     def left_float(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that stay in float."""
         return tuple(one for one in self.contractions if not one.is_quantized)
@@ -103,6 +117,8 @@ class Plan:
             }
             if isinstance(one, PlannedContraction):
                 fields["gradients_in"] = plan_table.gradients_in(one)
+                if one.adapter is not None:
+                    fields["adapter"] = json.loads(config.to_json(one.adapter))
             else:
                 shared = one.contraction
                 fields["table_of"] = None if shared is None else shared.path
@@ -139,7 +155,7 @@ class Plan:
         Args:
             closed: the program of the plan.
         """
-        others = {one.site.location for one in self.operations()}
+        others = {one.site.location for one in self.every_replaced()}
         return dataclasses.replace(self, forms=finding.find(closed, others))
 
     def summary(self) -> str:
@@ -245,6 +261,8 @@ def _planned(
     )
     given = injected.config_of(site.scope.path)
     one = undecided(site, name, kept_as, lhs, rhs)
+    named = names_of_weights(site, parameters)
+    one = dataclasses.replace(one, parameters=named)
     if given is not None:
         one = dataclasses.replace(one, is_injected=True)
         why = why_not_quantized(site.eqn)
@@ -260,6 +278,11 @@ def _planned(
     one = dataclasses.replace(
         one, rule=index, why_float=why, is_left_alone=is_left_alone
     )
+    adapter = None if index is None else rules[index].adapter
+    if adapter is not None and why_not_quantized(site.eqn) != EMPTY:
+        with errors.naming(one.path):
+            low_rank.check(one, obstacles.why_not_replaced(site))
+        one = dataclasses.replace(one, adapter=adapter)
     if cfg is None or not one.is_quantized:
         return one
     one, cfg = visibility.decided(one, _for_operands(one, cfg))

@@ -126,7 +126,7 @@ def check_quantizes(planned: Plan) -> None:
         if 0 not in one.lhs.shape + one.rhs.shape and not one.is_left_alone
     ]
     contractions += planned.lookups
-    if planned.operations() or not contractions:
+    if planned.every_replaced() or not contractions:
         return
     names_some = any(
         rule.cfg is not None

@@ -146,8 +146,9 @@ def _who_decides(one: Planned) -> str:
 
 def _runs_in(one: PlannedContraction) -> str:
     """Returns a contraction's grids, such as ``int8 x int8``, or why it has none."""
+    adapter = [] if one.adapter is None else [str(one.adapter)]
     if not one.is_quantized:
-        return f"float: {one.why_float}"
+        return ", ".join([f"float: {one.why_float}", *adapter])
     names = (
         tensor.grid.name if tensor.is_quantized else "float"
         for tensor in (one.cfg.fwd.lhs, one.cfg.fwd.rhs)
@@ -164,7 +165,7 @@ def _runs_in(one: PlannedContraction) -> str:
         grids += f", not rotated: {NO_MATRIX}" if mixed == 1 else f", {rotated}"
     if one.why_not_smoothed is not None:
         grids += f", not smoothed: {one.why_not_smoothed}"
-    return ", ".join((grids, *_scales(one)))
+    return ", ".join((grids, *_scales(one), *adapter))
 
 
 def gradients_in(one: PlannedContraction) -> str:

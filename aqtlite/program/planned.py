@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -15,11 +15,14 @@ from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
-from aqtlite.program import injected
+from aqtlite.program import injected, low_rank
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.recognized import Again, Gradient
 from aqtlite.quantization import granularity, rotation, sparsity
+from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS, collections_of
 from aqtlite.quantization.statistics import States
+
+_NO_STATES = States()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,12 @@ class PlannedContraction:
     """Whether it stays in float because there is nothing to quantize: nothing is
     summed, or the rule's config quantizes weights and it has none."""
 
+    parameters: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+    """Paths of the parameters that its weights are made of."""
+
+    adapter: config.Lora | None = dataclasses.field(default=None, kw_only=True)
+    """Adapter of its weight, which is frozen; None for none."""
+
     is_injected: bool
     """Whether the config comes from an injected function, before any rules."""
 
@@ -103,6 +112,19 @@ class PlannedContraction:
     def is_quantized(self) -> bool:
         """Whether it is quantized."""
         return self.why_float is None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether it is quantized, or has an adapter."""
+        return self.is_quantized or self.adapter is not None
+
+    @property
+    def collections(self) -> Mapping[str, list[str]]:
+        """For each collection that it uses, the fields of `States`."""
+        found = dict(collections_of(self.cfg))
+        if self.adapter is not None:
+            found[PARAMETERS] = [*found.get(PARAMETERS, []), ADAPTER]
+        return found
 
     @property
     def reads_weight(self) -> bool:
@@ -256,13 +278,24 @@ class PlannedContraction:
     def contract(
         self, cfg: DotGeneral, operands: Sequence[Any], states: States
     ) -> list[jax.Array]:
-        """Evaluates it quantized.
+        """Evaluates it quantized, with its adapter.
 
         Args:
             cfg: the config.
             operands: result of `in_order`; the first two may be `QTensor`s.
-            states: states of the calibrations.
+            states: states of the calibrations, and parameters of the adapter.
         """
+        if self.adapter is None:
+            return self._contracted(cfg, operands, states)
+        return low_rank.beside(
+            self, lambda fixed: self._contracted(cfg, fixed, states), operands, states
+        )
+
+    def _contracted(
+        self, cfg: DotGeneral, operands: Sequence[Any], states: States
+    ) -> list[jax.Array]:
+        if not self.is_quantized:
+            return self._bound(self.in_order(operands))
         lhs, rhs, *_ = operands
         eqn, operation = self.site.eqn, self.operation(self.in_order(operands))
         takes_precision = operation.takes_precision and arithmetic.contracts_floats(cfg)
@@ -270,8 +303,8 @@ class PlannedContraction:
             precision=eqn.params["precision"] if takes_precision else None,
             preferred_element_type=eqn.outvars[0].aval.dtype,
             out_sharding=eqn.params["out_sharding"],
-            states=states,
-            order=self._order(lhs.ndim),
+            states=states._replace(adapter=()),
+            order=self.order(lhs.ndim),
         )
         out = cast(jax.Array, contraction.contract(cfg, operation, lhs, rhs, options))
         if self.is_pointwise:
@@ -296,7 +329,7 @@ class PlannedContraction:
 
         return Replacement(function, states)
 
-    def _order(self, lhs_ndim: int) -> tuple[int, ...] | None:
+    def order(self, lhs_ndim: int) -> tuple[int, ...] | None:
         """Returns the permutation of the result's axes; None for none.
 
         In an exchanged contraction, it moves the remaining axes of the first operand
@@ -312,12 +345,25 @@ class PlannedContraction:
         ndim = len(eqn.outvars[0].aval.shape)
         return (*range(start), *range(end, ndim), *range(start, end))
 
-    def in_float(self, values: Sequence[Any]) -> list[jax.Array]:
-        """Evaluates it in float.
+    def in_float(
+        self, values: Sequence[Any], states: States = _NO_STATES
+    ) -> list[jax.Array]:
+        """Evaluates it in float; with its adapter, if its parameters are given.
 
         Args:
             values: the inputs of its equation.
+            states: as in `contract`; those of calibrations are not read.
         """
+        if self.adapter is None or not states.adapter:
+            return self._bound(values)
+        return low_rank.beside(
+            self,
+            lambda fixed: self._bound(self.in_order(fixed)),
+            self.in_order(values),
+            states,
+        )
+
+    def _bound(self, values: Sequence[Any]) -> list[jax.Array]:
         eqn = self.site.eqn
         return [eqn.primitive.bind(*values, **eqn.params)]
 

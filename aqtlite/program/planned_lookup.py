@@ -27,6 +27,8 @@ from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
 
+_NO_STATES = States()
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedLookup:
@@ -66,6 +68,9 @@ class PlannedLookup:
         default=None, repr=False, compare=False
     )
     """The contraction that reads the same quantized table, if there is one."""
+
+    parameters: tuple[str, ...] = ()
+    """Paths of the parameters that its table is made of."""
 
     op: str = registry.LOOKUP
     registered: str | None = None
@@ -203,12 +208,16 @@ class PlannedLookup:
 
         return Replacement(function, states)
 
-    def in_float(self, values: Sequence[Any]) -> list[jax.Array]:
+    def in_float(
+        self, values: Sequence[Any], states: States = _NO_STATES
+    ) -> list[jax.Array]:
         """Evaluates it in float.
 
         Args:
             values: the inputs of its equation.
+            states: not read; contractions have parameters of adapters there.
         """
+        del states
         eqn = self.site.eqn
         return [eqn.primitive.bind(*values, **eqn.params)]
 

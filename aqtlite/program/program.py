@@ -19,7 +19,7 @@ from aqtlite.invariance import transform
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement, Replacements
 from aqtlite.operations import SIDES, Side
-from aqtlite.program import plan_checks, rule_gradients, unsummed
+from aqtlite.program import low_rank, plan_checks, rule_gradients, unsummed
 from aqtlite.program import steps as steps_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -72,11 +72,15 @@ class Program:
     first_position: int = 0
     """Number of the first contraction of a module."""
 
+    dropout: Any = None
+    """Key of the dropout of adapters; None drops nothing."""
+
     def states_of(self, one: Planned) -> States:
-        """Returns the calibration states of a contraction."""
-        if isinstance(one, PlannedLookup) or not collections_of(one.cfg):
+        """Returns the states of a contraction, and the parameters of its adapter."""
+        if isinstance(one, PlannedLookup) or not one.collections:
             return States()
-        return self.states_in(one, self.state)
+        states = self.states_in(one, self.state)
+        return low_rank.with_key(one, states, self.dropout)
 
     def evaluate(
         self,
@@ -98,7 +102,7 @@ class Program:
         """
         plan_checks.check_quantizes(self.plan)
         replacements = {}
-        for one in self.plan.operations():
+        for one in self.plan.every_replaced():
             made = how(one, self.states_of(one))
             replacements[one.site.location] = made
             if isinstance(one, PlannedContraction):
@@ -199,7 +203,9 @@ class Program:
             gives_weight = self._gives_weight(one)
             if not recorded and not gives_weight:
                 continue
-            states, steps = self.states_of(one), steps_lib.per_step(one)
+            # No weight is made of the result of an adapter.
+            states = self.states_of(one)._replace(adapter=())
+            steps = steps_lib.per_step(one)
             given: States | None = states
             record = functools.partial(self._recorded, one, recorded, gives_weight)
             if recorded:

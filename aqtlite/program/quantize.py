@@ -30,7 +30,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
-from aqtlite.quantization.state_collections import collections_of
+from aqtlite.quantization.state_collections import DROPOUT
 from aqtlite.quantization.statistics import States
 
 
@@ -56,12 +56,8 @@ class QuantizedFunction:
 
     @property
     def has_state(self) -> bool:
-        """Whether a calibration of the rules gathers statistics or is learned."""
-        return any(
-            bool(collections_of(rule.cfg))
-            for rule in self.rules
-            if rule.cfg is not None
-        )
+        """Whether a rule has an adapter, or a calibration with a state."""
+        return any(rule.has_state for rule in self.rules)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the quantized function.
@@ -72,7 +68,8 @@ class QuantizedFunction:
         """
         is_given = bool(args) and states_lib.is_state(args[0])
         # Contractions that a framework injects have calibrations of their own.
-        if not self.has_state and not (is_given and any(args[0].values())):
+        is_filled = is_given and states_lib.is_filled(args[0])
+        if not self.has_state and not is_filled:
             out, _ = self.run({}, args, kwargs)
             return out
         if not is_given:
@@ -126,7 +123,7 @@ class QuantizedFunction:
         Returns:
             The result, and the state updated with the statistics of this call.
         """
-        if not any(state.values()):
+        if not states_lib.is_filled(state):
             return self.evaluate(state, args, kwargs), dict(state)
         out, planned, aux = self._evaluate(state, args, kwargs, states_lib.updating)
         return out, states_lib.updated(state, planned, aux)
@@ -251,6 +248,7 @@ class QuantizedFunction:
             state=state,
             states_in=states_lib.states_of,
             place_of=lambda one: (one.kept_as,),
+            dropout=state.get(DROPOUT),
         )
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
@@ -320,7 +318,8 @@ def quantize_function(
         A function like `fn`. If a calibration of the rules gathers statistics or is
         learned, it is ``quantized(state, *args) -> (out, state)``, and
         ``quantized.init_state(*args)`` returns the initial state, a dictionary of
-        collections: "aqt_stats" holds statistics, "params" learned values to train, and
+        collections: "aqt_stats" holds statistics, "params" adapters and learned values
+        to train ("dropout" may hold a key for the dropout of adapters), and
         "_overwrite_with_gradient" statistics of gradients, to be replaced by their own
         gradient (`with_gradient_statistics`).
 

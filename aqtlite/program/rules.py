@@ -10,6 +10,7 @@ from aqtlite.config import serialization
 from aqtlite.jaxpr import registry
 from aqtlite.program import patterns, rules_json, rules_qwix
 from aqtlite.program.qwix_tensors import MxScales
+from aqtlite.quantization.state_collections import collections_of
 
 ANY_PATH = ".*"
 """Regular expression of any path."""
@@ -75,6 +76,16 @@ class Rule:
     its model: ``layers_0/mlp``, without the name of a class, scopes or equations. Of
     other functions, for the name scopes without equations. None for any."""
 
+    parameter: str | None = dataclasses.field(default=None, kw_only=True)
+    """Regular expression for the whole path of a parameter that the contraction reads
+    as a weight: ``layers/0/up/lora_a``, in Linen without the collection. It tells apart
+    contractions of one module. None for any."""
+
+    adapter: config.Lora | None = dataclasses.field(default=None, kw_only=True)
+    """Adapter of the weight, which is then frozen: asking for its gradient raises. Only
+    contractions with exactly one weight meet the conditions. The adapter's parameters
+    are in "params" of the states of calibrations; of NNX, `flax.nnx.LoRAParam`s."""
+
     is_required: bool = True
     """Whether it is an error if no contraction of a program meets the conditions, or if
     the rule has a `path`, a `module` or an `op`, and earlier rules decide about all
@@ -91,12 +102,27 @@ class Rule:
                 f"{errors.brief(self.cfg)}; "
                 "presets such as config.fully_quantized() make one"
             )
+        if not isinstance(self.adapter, config.Lora | None):
+            raise TypeError(
+                "Rule.adapter must be a config.Lora or None, got "
+                f"{errors.brief(self.adapter)}"
+            )
+        if self.adapter is not None and self.operands == "activations":
+            raise ValueError(
+                'Rule.adapter is for a weight, and operands="activations" names '
+                'contractions without one: leave it out, or set it to "weight"'
+            )
+        if self.adapter is not None and registry.LOOKUP in (self.ops or ()):
+            raise ValueError(
+                f"Rule.adapter is for contractions, and op={self.op!r} names lookups: "
+                "give these a rule of their own"
+            )
         if self.cfg is not None and self.cfg.out.is_quantized:
             raise ValueError(
                 "Rule.cfg.out quantizes results, which other equations of the program "
                 "take as arrays: leave out=config.Tensor()"
             )
-        for name in ("path", "equation", "module"):
+        for name in ("path", "equation", "module", "parameter"):
             _check_pattern(name, getattr(self, name))
         self._check_op()
         if self.operands not in get_args(Operands):
@@ -123,6 +149,12 @@ class Rule:
                 f"got {self.op!r}; a kernel has to be registered first, by "
                 "aqtlite.register_operation"
             )
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it has an adapter, or a calibration with statistics or parameters."""
+        has_calibrations = self.cfg is not None and bool(collections_of(self.cfg))
+        return has_calibrations or self.adapter is not None
 
     @property
     def ops(self) -> tuple[Any, ...] | None:
@@ -189,6 +221,8 @@ def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
         fields = rules_json.fields_of(rule)
         if rule.cfg is not None:
             fields["cfg"] = json.loads(config.to_json(rule.cfg))
+        if rule.adapter is not None:
+            fields["adapter"] = json.loads(config.to_json(rule.adapter))
         written.append(fields)
     return rules_json.write(written, indent)
 
@@ -219,6 +253,7 @@ def from_qwix(
     - `bwd_stochastic_rounding` draws noise for each element, and maps the largest
       magnitude to 127, not 127.5, so that rounding is unbiased.
     - Where a calibration clips, the gradient is zero from 127 on, not from 127.5.
+    - `lora_a_initializer` of a `qwix.LoraRule` is not read: see `config.Lora`.
 
     >>> (weight, activations) = from_qwix([{"weight_qtype": "int4"}])
     >>> weight.cfg.fwd.rhs, weight.operands
@@ -258,4 +293,7 @@ def _arguments(fields: dict[str, Any]) -> dict[str, Any]:
         decoded["op"] = tuple(fields["op"])
     if fields.get("cfg") is not None:
         decoded["cfg"] = serialization.from_data(fields["cfg"], "cfg")
+    if fields.get("adapter") is not None:
+        adapter = serialization.from_data(fields["adapter"], "adapter")
+        decoded["adapter"] = adapter
     return decoded

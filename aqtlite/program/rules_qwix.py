@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import jax
+import numpy as np
 from absl import logging
 
 from aqtlite import config, numerics
@@ -29,6 +31,11 @@ _DEFAULTS: dict[str, Any] = {
     "bwd_stochastic_rounding": None,
     "channelwise_noise_axes": (0,),
     "additional_qt_config": None,
+    "rank": None,
+    "alpha": None,
+    "dropout": 0.0,
+    "lora_a_initializer": None,
+    "lora_b_initializer": None,
 }
 """The fields of rules of Qwix, with their defaults."""
 
@@ -85,15 +92,35 @@ def _configs(
     fields: Mapping[str, Any], additional: Mapping[str, Any], mx_scales: MxScales
 ) -> list[dict[str, Any]]:
     """Returns configs with the operands that they are for."""
-    if fields["weight_qtype"] is None:
+    adapter = _adapter(fields)
+    if fields["weight_qtype"] is None and adapter is None:
         return [{"cfg": None}]
+    if fields["weight_qtype"] is None:
+        return [
+            {"operands": "weight", "cfg": None, "adapter": adapter},
+            {"operands": "activations", "cfg": None},
+        ]
     _check_static(fields)
     weights = _Reader(fields, additional, mx_scales, has_weight=True)
     activations = _Reader(fields, additional, mx_scales, has_weight=False)
     return [
-        {"operands": "weight", "cfg": weights.of_weight()},
+        {"operands": "weight", "cfg": weights.of_weight(), "adapter": adapter},
         {"operands": "activations", "cfg": activations.of_activations()},
     ]
+
+
+def _adapter(fields: Mapping[str, Any]) -> config.Lora | None:
+    """Returns the adapter of a `qwix.LoraRule`; None for another rule."""
+    if fields["rank"] is None:
+        return None
+    if fields["alpha"] is None:
+        raise ValueError("from_qwix: a rule with a rank needs an alpha, in Qwix, too")
+    start = fields["lora_b_initializer"]
+    if start is not None and np.any(start(jax.random.key(0), (2, 2), np.float32)):
+        raise no_equivalent(
+            "lora_b_initializer", start, "B starts at zero; write values afterwards"
+        )
+    return config.Lora(fields["rank"], fields["alpha"], fields["dropout"])
 
 
 def _fields(rule: Any) -> dict[str, Any]:

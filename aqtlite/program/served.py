@@ -92,6 +92,9 @@ def serve(
         replacements[one.site.location] = _replacement(
             program, one, beside, frozen_weights
         )
+    for one in program.plan.replaced():
+        if not one.is_quantized:
+            replacements[one.site.location] = one.replacement(program.states_of(one))
     arrays = program_lib.arrays(values)
     return program.with_replaced(arrays, replacements)[0]
 

@@ -11,7 +11,7 @@ from aqtlite.quantization.state_collections import collections_of
 
 def per_step(one: Planned) -> tuple[bool, ...]:
     """Whether each scan around a contraction has its states or weights per step."""
-    if collections_of(one.cfg):
+    if one.collections:
         return one.site.per_step
     return weights_per_step(one)
 
@@ -37,7 +37,8 @@ def frozen_per_step(one: Planned) -> tuple[bool, ...] | None:
     """
     frozen, states = weights_per_step(one), one.site.per_step
     if not collections_of(one.cfg):
-        return frozen
+        is_passed = one.adapter is None or not any(frozen) or frozen == states
+        return frozen if is_passed else None
     cfg = one.cfg.for_serving()
     weights = [s for s, x in one.origins.items() if x.identity is not None]
     if any(statistics.reads_state(cfg, side) for side in weights):

@@ -15,6 +15,12 @@ OF_GRADIENTS = "_overwrite_with_gradient"
 by their gradient: `flax.training.train_state.TrainState` knows the name."""
 
 
+ADAPTER = "adapter"
+"""Field of `States`, in the collection "params", with the parameters of an adapter."""
+
+DROPOUT = "dropout"
+"""Name of the key for the dropout of adapters, beside the collections of a state."""
+
 OF_CONVERSION = frozenset({"moment"})
 """Fields of `States` that only a conversion reads: calls do without them."""
 

@@ -17,7 +17,7 @@ without a state:
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
-States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=(), moment=())
+States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=(), moment=(), adapter=())
 
 Statistics are records (`calibration.Statistics`) with a number of batches: with
 statistics of no batch a contraction raises, or returns NaN under `jax.jit`. Statistics
@@ -75,6 +75,9 @@ class States(NamedTuple):
     moment: Any = ()
     """Second moment of lhs, for a rounding of rhs at conversion; see
     `aqtlite.quantization.second_moment`."""
+
+    adapter: Any = ()
+    """Parameters of an adapter beside rhs, by name; contractions do not read them."""
 
 
 def reads_state(cfg: config.DotGeneral, side: Side) -> bool:

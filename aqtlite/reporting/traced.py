@@ -14,8 +14,8 @@ from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import target
 from aqtlite.program import injected
-from aqtlite.program.naming import by_scope_or_leaf, numbered
 from aqtlite.program.equation import equation_of
+from aqtlite.program.naming import by_scope_or_leaf, numbered
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.reporting import macs
 from aqtlite.reporting.products import both

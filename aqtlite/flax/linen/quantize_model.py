@@ -17,7 +17,6 @@ from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
-    collections_of,
 )
 
 _OURS = (PARAMETERS, STATISTICS, OF_GRADIENTS)
@@ -82,11 +81,36 @@ class QuantizedModel(ModelByRules):
         out, _ = self.apply(given, *call.args, **call.kwargs)
         return out, variables
 
+    def init_adapters(
+        self, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Returns the initial parameters of adapters, which leave all outputs as is.
+
+        Nothing is run.
+
+        Args:
+            variables: variables of the model, float or converted, or their shapes.
+            *args: as in `flax.linen.Module.apply`; shapes do.
+            **kwargs: as `args`.
+
+        Returns:
+            Nested dictionaries, for `aqtlite.flax.with_adapters`.
+
+        Raises:
+            ValueError: if no rule has an adapter.
+        """
+        adapters = self.traced(variables, args, kwargs).init_adapters()
+        if not adapters:
+            raise ValueError(
+                "no rule has an adapter: Rule(cfg=..., adapter=config.Lora(rank, "
+                "alpha)) adds one to each contraction of a weight that it matches"
+            )
+        return adapters
+
     @property
     def has_state(self) -> bool:
-        """Whether a calibration of the rules gathers statistics or is learned."""
-        cfgs = [rule.cfg for rule in self.rules if rule.cfg is not None]
-        return any(bool(collections_of(cfg)) for cfg in cfgs)
+        """Whether a rule has an adapter, or a calibration with a state."""
+        return any(rule.has_state for rule in self.rules)
 
     def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the quantized model.
@@ -127,14 +151,14 @@ class QuantizedModel(ModelByRules):
             platform: as in `aqtlite.plan`.
             **kwargs: as `args`.
         """
-        planned = self._traced(variables, args, kwargs).program.plan
+        planned = self.traced(variables, args, kwargs).program.plan
         return contracted_in.on_platform(planned, platform)
 
     def _started(
         self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> TracedCall:
         """Traces a call, with states missing from mutable collections initialized."""
-        traced = self._traced(variables, args, kwargs)
+        traced = self.traced(variables, args, kwargs)
         mutable = kwargs.get("mutable", False)
         made = [
             name
@@ -146,11 +170,12 @@ class QuantizedModel(ModelByRules):
         states = traced.init_states()
         states = {name: states[name] for name in made}
         variables = merged(states, given_variables.unfrozen(variables))
-        return self._traced(variables, args, kwargs)
+        return self.traced(variables, args, kwargs)
 
-    def _traced(
+    def traced(
         self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> TracedCall:
+        """Traces a call, and plans its contractions."""
         variables = given_variables.unfrozen(variables)
         with given_variables.checked(variables):
             return TracedCall.of(self, variables, Call(*args, **kwargs))

@@ -15,8 +15,9 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import flax_models, plan_checks, served
+from aqtlite.program import flax_models, low_rank, merging, plan_checks, served
 from aqtlite.program import plan as planning
+from aqtlite.program.merging import MergeReport
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
@@ -29,11 +30,11 @@ from aqtlite.program.serving.frozen_record import (
     frozen_entries,
 )
 from aqtlite.quantization.state_collections import (
+    ADAPTER,
     OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
-    collections_of,
 )
 from aqtlite.quantization.statistics import States
 
@@ -86,8 +87,12 @@ class TracedCall:
         traced = flax_models.trace(apply, (shapes, call.args, kwargs))
         given += jax.tree.leaves((call.args, kwargs))
         is_mutable = mutable is not False
+        program = program_of(quantized, traced, shapes)
+        rngs = kwargs.get("rngs")
+        if isinstance(rngs, Mapping):
+            program = dataclasses.replace(program, dropout=rngs.get("dropout"))
         return cls(
-            program_of(quantized, traced, shapes),
+            program,
             tuple(given[i] for i in traced.leaves),
             variables,
             is_mutable and flax_core.scope.in_filter(mutable, STATISTICS),
@@ -101,12 +106,29 @@ class TracedCall:
             put(states, collection, self.program.place_of(one), entry)
         return states
 
+    def init_adapters(self) -> dict[str, Any]:
+        """Returns the initial parameters of adapters, nested by path."""
+        states: dict[str, Any] = {}
+        for one in self.program.plan.replaced():
+            if one.adapter is not None:
+                entry = {ADAPTER: low_rank.init(one)}
+                put(states, PARAMETERS, self.program.place_of(one), entry)
+        adapters: dict[str, Any] = states.get(PARAMETERS, {})
+        return adapters
+
+    def merged(self) -> tuple[dict[Path, jax.Array], MergeReport]:
+        """Returns the parameters with adapters merged, by path, and what changed."""
+        frozen = self._frozen()
+        changed, report = merging.merge(self.program, self.values, frozen, guards.LINEN)
+        parameters = self.program.parameters
+        return {parameters[i].path: x for i, x in changed.items()}, report
+
     def lacking(self) -> frozenset[str]:
         """Returns the collections that lack states of some contraction."""
         return frozenset(
             collection
-            for one in self.program.plan.quantized()
-            for collection, fields in collections_of(one.cfg).items()
+            for one in self.program.plan.replaced()
+            for collection, fields in one.collections.items()
             if set(fields)
             - set(_entry(self.variables, collection, self.program.place_of(one)))
         )
@@ -223,7 +245,7 @@ def _numbered_entries(
     """Returns the path of the states of each contraction, by the contraction's path."""
     counts: collections.Counter[Path] = collections.Counter()
     found = {}
-    for one in planned.quantized():
+    for one in planned.replaced():
         name = one.operation_name
         path = (*modules[one.site.location], name)
         number, counts[path] = counts[path], counts[path] + 1
@@ -244,9 +266,9 @@ def _states_of(
     variables: Mapping[str, Any], one: PlannedContraction, path: Path
 ) -> States:
     found: dict[str, Any] = {}
-    for collection, fields in collections_of(one.cfg).items():
+    for collection, fields in one.collections.items():
         node = _entry(variables, collection, path)
-        if set(fields) - set(node) - OF_CONVERSION:
+        if set(fields) - set(node) - OF_CONVERSION - {ADAPTER}:
             if collection == OF_GRADIENTS:
                 continue  # Only needed for gradients.
             raise ValueError(

@@ -100,7 +100,7 @@ class LinenModel(Model):
             named = sites.find(traced.jaxpr, names).named
         else:
             named = list(program.plan.named)
-            for one in program.plan.quantized():
+            for one in program.plan.replaced():
                 states = program.states_in(one, variables)
                 learned.update(jax.tree.leaves(states))
         self._traces[call], self._programs[call] = traced, program

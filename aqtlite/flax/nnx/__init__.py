@@ -16,6 +16,7 @@ from aqtlite.flax.nnx.injection import (
     AqtEinsum,
     AqtEmbed,
 )
+from aqtlite.flax.nnx.merge_adapters import merge_adapters
 from aqtlite.flax.nnx.model import (
     Frozen,
     GradientStatistics,
@@ -48,6 +49,7 @@ __all__ = [
     "convert_in_place",
     "correct_biases",
     "init_state",
+    "merge_adapters",
     "overwrite_with_gradient",
     "plan",
     "quantize_model",

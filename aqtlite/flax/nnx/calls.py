@@ -187,6 +187,13 @@ class ModelFunction(QuantizedFunction):
             args: arguments of the function.
         """
         program = self.program({}, args, {})
+        adapted = [one.path for one in program.plan.replaced() if one.adapter]
+        if adapted:
+            raise ValueError(
+                f"the model has adapters ({adapted[0]!r}) and is inside of another "
+                "quantized model, which would leave them out: quantize the outermost "
+                "model, by rules for all of it"
+            )
         plan = dataclasses.replace(program.plan, forms=None)
         program = dataclasses.replace(program, plan=plan, states_in=lambda *_: States())
         values = program.traced.values((args, {}))

@@ -11,7 +11,12 @@ from aqtlite.flax.nnx import partitioning
 from aqtlite.program.rules import Rule
 from aqtlite.program.serving.frozen_record import IDENTITY, RECORD
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.state_collections import OF_GRADIENTS, PARAMETERS, STATISTICS
+from aqtlite.quantization.state_collections import (
+    DROPOUT,
+    OF_GRADIENTS,
+    PARAMETERS,
+    STATISTICS,
+)
 
 A = TypeVar("A")
 
@@ -112,6 +117,8 @@ class Quantization(nnx.Module):
         self.strict = strict
         self.invariant = invariant
         self.use_running_average = False
+        self.deterministic = True
+        self.rngs: nnx.Rngs | None = nnx.data(None)
         self.statistics: dict[str, Any] = nnx.data({})
         self.learned: dict[str, Any] = nnx.data({})
         self.gradient_statistics: dict[str, Any] = nnx.data({})
@@ -143,14 +150,20 @@ class QuantizedLayer(nnx.Module):
 
 
 def state_of(model: QuantizedModel) -> dict[str, Any]:
-    """Returns the calibration states of a model, in the form its function takes."""
-    return {
+    """Returns the states of a model, in the form its function takes.
+
+    With a key for the dropout of adapters, while ``model.aqt.deterministic`` is False.
+    """
+    states: dict[str, Any] = {
         collection: jax.tree.map(
             lambda variable: variable.get_value(), variables, is_leaf=is_variable
         )
         for collection, attribute in ATTRIBUTES.items()
         if (variables := getattr(model.aqt, attribute))
     }
+    if model.aqt.rngs is not None and not model.aqt.deterministic:
+        states[DROPOUT] = model.aqt.rngs.dropout()
+    return states
 
 
 def collection_of(model: QuantizedModel) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from aqtlite.flax.nnx.model import (
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan import Plan
+from aqtlite.program.serving.placeholder import is_placeholder
+from aqtlite.quantization.state_collections import ADAPTER
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -177,10 +179,11 @@ def plan(
 def init_state(
     model: nnx.Module, *args: Any, method: str = CALL, **kwargs: Any
 ) -> None:
-    """Creates the variables of calibrations that gather statistics or are learned.
+    """Creates the variables of adapters, and of calibrations that have states.
 
-    Existing ones are kept. Learned scales start from the values of this call. Create
-    optimizers afterwards.
+    Adapters are `nnx.LoRAParam`s, also of a converted model. Existing variables are
+    kept. Learned scales start from the values of this call. Create optimizers
+    afterwards.
 
     Args:
         model: result of `quantize_model`.
@@ -193,12 +196,34 @@ def init_state(
     """
     quantized = check_quantized(model, "init_state")
     call = PureCall(quantized, method, args, kwargs)
-    state = function_of(quantized, call).init_state(*call.arguments)
+    # Adapters of a converted model start from the shapes of what is frozen.
+    arguments = jax.tree.map(
+        lambda x: x.struct if is_placeholder(x) else x,
+        call.arguments,
+        is_leaf=is_placeholder,
+    )
+    state = function_of(quantized, call).init_state(*arguments)
+    adapters = [rule.adapter for rule in quantized.aqt.rules if rule.adapter]
+    if any(one.dropout for one in adapters) and quantized.aqt.rngs is None:
+        quantized.aqt.rngs = nnx.data(nnx.Rngs(dropout=adapters[0].seed))
     for collection, entries in state.items():
         attribute, variable = KINDS[collection]
         before = getattr(quantized.aqt, attribute)
-        new = jax.tree.map(variable, entries)
+        new = _variables(entries, variable)
         setattr(quantized.aqt, attribute, nnx.data({**new, **before}))
+
+
+def _variables(
+    entries: dict[str, Any], variable: type[nnx.Variable[Any]]
+) -> dict[str, Any]:
+    """Returns states as variables of a type, but adapters as `nnx.LoRAParam`s."""
+    return {
+        path: {
+            field: jax.tree.map(nnx.LoRAParam if field == ADAPTER else variable, state)
+            for field, state in entry.items()
+        }
+        for path, entry in entries.items()
+    }
 
 
 def check_quantized(model: nnx.Module, function: str) -> QuantizedModel:

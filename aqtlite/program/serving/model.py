@@ -18,6 +18,7 @@ from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.tracing import is_array
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.frozen_record import RECORD, FrozenRecord, Operand
+from aqtlite.quantization.state_collections import ADAPTER
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
 
@@ -27,7 +28,8 @@ class Parameter:
     """A leaf of a model's parameters."""
 
     number: int
-    """Index among the leaves; parameters compare and hash by it alone."""
+    """Index among the leaves, of which adapters are the last: a conversion numbers
+    parameters alike, with them and without. Parameters compare and hash by it alone."""
 
     path: tuple[str, ...] = dataclasses.field(compare=False)
     """Path in the tree of parameters, without the boxes of partitioning metadata."""
@@ -45,6 +47,11 @@ class Parameter:
 
     def __str__(self) -> str:
         return "/".join(self.path)
+
+    @property
+    def is_of_adapter(self) -> bool:
+        """Whether it belongs to an adapter that rules added to a Linen model."""
+        return _is_of_adapter(self.path)
 
     @property
     def size(self) -> int:
@@ -99,18 +106,26 @@ def parameters_of(
                 "array: close over it, as over what eqx.partition(module, eqx.is_array)"
                 " gives beside arrays"
             )
+    names = [tuple(map(_name, path)) for path, _, _ in paths]
+    order = sorted(range(len(paths)), key=lambda i: _is_of_adapter(names[i]))
+    numbers = {i: number for number, i in enumerate(order)}
     return tuple(
         Parameter(
-            number=number,
-            path=tuple(map(_name, path)) or ("params",),
+            number=numbers[i],
+            path=names[i] or ("params",),
             key_path=key_path,
             shape=np.shape(leaf),
             dtype=jax.dtypes.result_type(leaf),
             spec=explicit_spec(leaf),
             is_weakly_typed=not is_array(leaf) or getattr(leaf, "weak_type", False),
         )
-        for number, (path, key_path, leaf) in enumerate(paths)
+        for i, (_, key_path, leaf) in enumerate(paths)
     )
+
+
+def _is_of_adapter(path: tuple[str, ...]) -> bool:
+    *_, entry, field, _ = "", "", "", *path
+    return entry.startswith("aqt_") and field == ADAPTER
 
 
 def _name(key: Any) -> str:

@@ -107,7 +107,13 @@ class ConversionReport:
 _NOT_QUANTIZED = "not quantized"
 _NOT_READ = "not read by the calls that were given (calls=)"
 _LEARNED = "of learned calibrations"
-_SUMMED_UP = {"others": _NOT_QUANTIZED, "learned": _LEARNED, "unread": _NOT_READ}
+_ADAPTERS = "trained beside what is frozen"
+_SUMMED_UP = {
+    "others": _NOT_QUANTIZED,
+    "adapters": _ADAPTERS,
+    "learned": _LEARNED,
+    "unread": _NOT_READ,
+}
 
 
 def _outcome(parameter: ParameterReport) -> str:
@@ -156,7 +162,7 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
         elif not gone and parameter in unsummed:
             why = unsummed[parameter]
         elif not gone and parameter in learned:
-            why = _LEARNED
+            why = _ADAPTERS if parameter.is_of_adapter else _LEARNED
         elif not gone:
             why = _NOT_QUANTIZED if parameter in read else _NOT_READ
         kept = 0 if gone else parameter.nbytes

@@ -1,0 +1,68 @@
+"""The parameters of adapters among the variables of Linen models."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aqtlite.flax.linen import given_variables
+from aqtlite.flax.linen.quantized_call import merged
+from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS
+
+
+def adapters_of(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of adapters alone: what is trained.
+
+    Args:
+        variables: variables of a model with adapters (`aqtlite.Rule.adapter`).
+
+    Returns:
+        Nested dictionaries, those of the collection "params" with adapters in them.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    params = given_variables.unfrozen(variables).get(PARAMETERS, {})
+    found: dict[str, Any] = _adapters_in(params)
+    if not found:
+        raise ValueError(
+            'the collection "params" has no adapters: make some with '
+            "model.init_adapters(variables, *args) of a model whose rules have adapters"
+        )
+    return found
+
+
+def with_adapters(
+    variables: Mapping[str, Any], adapters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns variables with adapters added, or replaced.
+
+    >>> import flax.linen as nn
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import Rule, config
+    >>> from aqtlite.flax import quantize_model
+    >>> rule = Rule(cfg=config.weight_only(4), adapter=config.Lora(rank=2, alpha=4))
+    >>> model, x = quantize_model(nn.Dense(4), [rule]), jnp.ones((1, 8))
+    >>> variables = model.model.init(jax.random.key(0), x)
+    >>> adapters = model.init_adapters(variables, x)
+    >>> model.apply(with_adapters(variables, adapters), x).shape
+    (1, 4)
+
+    Args:
+        variables: variables of the model, float or converted.
+        adapters: as `adapters_of` or `QuantizedModel.init_adapters` return them.
+    """
+    variables = given_variables.unfrozen(variables)
+    params = merged(variables.get(PARAMETERS, {}), adapters)
+    return {**variables, PARAMETERS: params}
+
+
+def _adapters_in(node: Any) -> dict[str, Any]:
+    found = {}
+    for name, child in node.items():
+        if not isinstance(child, Mapping):
+            continue
+        if name.startswith("aqt_") and ADAPTER in child:
+            found[name] = {ADAPTER: child[ADAPTER]}
+        elif inner := _adapters_in(child):
+            found[name] = inner
+    return found

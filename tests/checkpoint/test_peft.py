@@ -1,0 +1,181 @@
+"""Adapters in the files of PEFT: read from it, written, and files that are refused."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+import aqtlite
+from aqtlite import Rule, config
+from aqtlite.checkpoint import (
+    CheckpointError,
+    Move,
+    load_peft,
+    move_weights,
+    peft_config,
+    save_peft,
+)
+
+pytestmark = pytest.mark.code("quick")
+
+PEFT = pathlib.Path(__file__).parent / "formats_written_by_others" / "peft_lora"
+FILE = "adapter_model.safetensors"
+HELD = dict(np.load(PEFT / "decoded.npz"))
+X, Y = HELD.pop("x"), HELD.pop("y")
+LORA = config.Lora(3, 7, is_rank_stabilized=True)
+MOVES = [
+    Move(
+        sources=f"layers.{{i}}.{name}_proj.weight",
+        targets=f"params/layer_{{i}}/{name}/kernel",
+        axes=(1, 0),
+    )
+    for name in ("up", "down")
+]
+STACKED = [
+    Move(sources=move.sources, targets=f"params/{name}", axes=(1, 0))
+    for name, move in zip(("up", "down"), MOVES, strict=True)
+]
+
+
+def model(params, x):
+    for i in range(2):
+        layer = params["params"][f"layer_{i}"]
+        x = x + jnp.tanh(x @ layer["up"]["kernel"]) @ layer["down"]["kernel"]
+    return x
+
+
+def scanned(params, x):
+    def body(x, layer):
+        return x + jnp.tanh(x @ layer["up"]) @ layer["down"], None
+
+    return jax.lax.scan(body, x, params["params"])[0]
+
+
+def nested(weights):
+    tree = {}
+    for path, weight in weights.items():
+        node = tree
+        *above, last = path.split("/")
+        for step in above:
+            node = node.setdefault(step, {})
+        node[last] = jnp.asarray(weight)
+    return tree
+
+
+def of(fn, moves):
+    fn_q = aqtlite.quantize_function(fn, [Rule(cfg=None, adapter=LORA)], params=0)
+    params = nested(move_weights(HELD, moves))
+    return fn_q, params, fn_q.init_state(params, X)["params"]
+
+
+@pytest.mark.parametrize(("fn", "moves"), [(model, MOVES), (scanned, STACKED)])
+def test_adapters_of_peft_give_its_results(fn, moves, tmp_path):
+    assert peft_config(PEFT) == LORA
+    fn_q, params, initial = of(fn, moves)
+    adapters = load_peft(PEFT, initial, moves=moves)
+    out, _ = fn_q({"params": adapters}, params, X)
+    np.testing.assert_allclose(out, Y, rtol=1e-5, atol=1e-6)
+    save_peft(tmp_path / "mine", adapters, LORA, moves=moves, base_model="tiny")
+    assert peft_config(tmp_path / "mine") == LORA
+    theirs, mine = (safetensors.load_file(x / FILE) for x in (PEFT, tmp_path / "mine"))
+    assert theirs.keys() == mine.keys()
+    for name, x in theirs.items():
+        assert mine[name].dtype == np.float32
+        np.testing.assert_array_equal(mine[name], x)
+
+
+def test_parts_of_a_weight_have_one_first_matrix(tmp_path):
+    fused = [Move(sources="fused.weight", targets=("a/w", "b/w"), axes=(1, 0))]
+    fn = lambda p, x: x @ p["a"]["w"] + x @ p["b"]["w"]  # noqa: E731
+    params = {"a": {"w": jnp.ones((8, 4))}, "b": {"w": jnp.ones((8, 4))}}
+    fn_q = aqtlite.quantize_function(fn, [Rule(cfg=None, adapter=LORA)], params=0)
+    adapters = fn_q.init_state(params, X)["params"]
+    with pytest.raises(CheckpointError, match="is one matrix"):
+        save_peft(tmp_path / "x", adapters, LORA, moves=fused)
+    a = adapters["a/w"]["adapter"]
+    b = {"lora_a": a["lora_a"], "lora_b": a["lora_b"] + 1}
+    adapters = {"a/w": {"adapter": a}, "b/w": {"adapter": b}}
+    save_peft(tmp_path / "x", adapters, LORA, moves=fused)
+    assert safetensors.load_file(tmp_path / "x" / FILE)[
+        "base_model.model.fused.lora_B.weight"
+    ].shape == (8, 3)
+    loaded = load_peft(tmp_path / "x", adapters, moves=fused)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, loaded, adapters))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("peft_type", "IA3"),
+        ("use_dora", True),
+        ("bias", "all"),
+        ("modules_to_save", ["head"]),
+        ("rank_pattern", {"up": 4}),
+        ("r", 0),
+        ("r", 4),
+        ("lora_alpha", "7"),
+    ],
+)
+def test_other_configs_are_refused(field, value, tmp_path):
+    folder = shutil.copytree(PEFT, tmp_path / "x")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(CheckpointError, match=f"{field}|rank 4"):
+        load_peft(folder, of(model, MOVES)[2], moves=MOVES)
+
+
+def changed(tensors, case):
+    name = "base_model.model.layers.0.up_proj.lora_A.weight"
+    if case == "missing":
+        del tensors[name]
+    elif case == "not finite":
+        tensors[name] = tensors[name] * np.float32(np.nan)
+    elif case == "unknown":
+        tensors["base_model.model.head.lora_magnitude_vector"] = tensors[name]
+    else:
+        tensors[name.replace("layers.0", "layers.7")] = tensors[name]
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("missing", "has no .*up_proj.lora_A"),
+        ("not finite", "NaN or infinities"),
+        ("unknown", "lora_magnitude_vector, which is no matrix"),
+        ("unused", r"layers\.7.*no adapter for it"),
+    ],
+)
+def test_other_tensors_are_refused(case, text, tmp_path):
+    folder = shutil.copytree(PEFT, tmp_path / "x")
+    tensors = changed(safetensors.load_file(folder / FILE), case)
+    (folder / FILE).unlink()
+    safetensors.save_file(tensors, folder / FILE)
+    with pytest.raises(CheckpointError, match=text):
+        load_peft(folder, of(model, MOVES)[2], moves=MOVES)
+
+
+def test_what_has_no_place_is_refused(tmp_path):
+    adapters = of(model, MOVES)[2]
+    with pytest.raises(CheckpointError, match="no line of the map"):
+        load_peft(PEFT, adapters, moves=MOVES[:1])
+    with pytest.raises(CheckpointError, match="2 lines of the map"):
+        load_peft(PEFT, adapters, moves=[*MOVES, *MOVES])
+    with pytest.raises(CheckpointError, match="no parameter of an adapter"):
+        load_peft(PEFT, {"kernel": jnp.ones(3)}, moves=MOVES)
+    with pytest.raises(CheckpointError, match="rank is 2"):
+        save_peft(tmp_path / "x", adapters, config.Lora(2, 1), moves=MOVES)
+    with pytest.raises(CheckpointError, match="no common matrix"):
+        joined = Move(
+            sources=("layers.{i}.a.weight", "layers.{i}.b.weight"),
+            targets="params/layer_{i}/up/kernel",
+        )
+        save_peft(tmp_path / "x", adapters, LORA, moves=[joined, MOVES[1]])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        peft_config(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,151 @@
+"""Adapters of Linen models by rules."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aqtlite
+from aqtlite import Rule, config, numerics
+from aqtlite.flax import (
+    adapters_of,
+    convert,
+    merge_adapters,
+    quantize_model,
+    with_adapters,
+)
+from tests.common import normal, quick_jit, relative_error
+
+pytestmark = pytest.mark.code("quick")
+
+NF4 = config.update(
+    config.weight_only(bits=4),
+    {
+        "fwd.rhs": config.Tensor(
+            numerics=numerics.NormalFloat(), blocks=config.Blocks(size=8)
+        )
+    },
+)
+X = normal((2, 5, 16))
+
+
+class Net(nn.Module):
+    """Attention, scanned layers, and a head."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2, name="attention")(x, x)
+
+        def layer(module, x, _):
+            return nn.relu(module(x)), None
+
+        axes = {"params": 0, "aqt": 0}
+        scanned = nn.scan(
+            nn.remat(layer), variable_axes=axes, split_rngs={"params": True}, length=3
+        )
+        x, _ = scanned(nn.Dense(16, name="layers"), x, None)
+        return nn.Dense(4, name="head")(x)
+
+
+MODEL = quantize_model(Net(), [Rule(cfg=NF4, adapter=config.Lora(2, 4, dropout=0.2))])
+VARIABLES = quick_jit(Net().init)(jax.random.key(0), X)
+APPLY = quick_jit(MODEL.apply)
+
+
+@pytest.fixture(scope="module")
+def base():
+    return convert(MODEL, VARIABLES, X)
+
+
+@pytest.fixture(scope="module")
+def adapters(base):
+    return MODEL.init_adapters(base, X)
+
+
+def test_the_first_output_is_that_of_the_quantized_base(base, adapters):
+    plain = quantize_model(Net(), [Rule(operands="weight", cfg=NF4)])
+    wanted = quick_jit(plain.apply)(VARIABLES, X)
+    for variables in (VARIABLES, base):
+        out = APPLY(with_adapters(variables, adapters), X)
+        np.testing.assert_array_equal(out, wanted)
+
+
+def test_adapters_are_beside_the_modules_own_parameters(base, adapters):
+    made = MODEL.init(jax.random.key(0), X)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, adapters_of(made), adapters))
+    (entry,) = set(made["params"]["head"]) - {"kernel", "bias"}
+    head = made["params"]["head"][entry]["adapter"]
+    assert {k: a.shape for k, a in head.items()} == {
+        "lora_a": (16, 2),
+        "lora_b": (2, 4),
+    }
+    shapes = {jnp.shape(a) for a in jax.tree.leaves(adapters["layers"])}
+    assert shapes == {(3, 16, 2), (3, 2, 16)}
+    out = {jnp.shape(a) for a in jax.tree.leaves(adapters["attention"]["out"])}
+    assert out == {(2, 8, 2), (2, 16)}
+    # Converted with adapters or without, it is the same base.
+    reports = []
+    again = convert(MODEL, made, X, report=reports.append)
+    assert "adapters (12)" in str(reports[0])
+    np.testing.assert_array_equal(APPLY(again, X), APPLY(made, X))
+    del base
+
+
+def test_adapters_train_and_nothing_else_does(base, adapters):
+    wanted = jnp.tanh(X[..., :4])
+
+    def loss(adapters, variables):
+        out = MODEL.apply(with_adapters(variables, adapters), X)
+        return jnp.mean((out - wanted) ** 2)
+
+    run = quick_jit(jax.value_and_grad(loss))
+    first, gradients = run(adapters, base)
+    for _ in range(15):
+        adapters = jax.tree.map(lambda a, g: a - 0.2 * g, adapters, gradients)
+        last, gradients = run(adapters, base)
+    assert last < 0.8 * first
+    merged = merge_adapters(MODEL, with_adapters(base, adapters), X)
+    assert jax.tree.structure(merged) == jax.tree.structure(VARIABLES)
+    served = APPLY(with_adapters(base, adapters), X)
+    assert relative_error(Net().apply(merged, X), served) < 1e-5
+    for variables in (VARIABLES, base):
+        for transform in (lambda f: f, jax.jit):
+            with pytest.raises(TypeError, match="frozen"):
+                whole = with_adapters(variables, adapters)
+                gradient = jax.grad(lambda v: MODEL.apply(v, X).sum(), allow_int=True)
+                transform(gradient)(whole)
+
+
+def test_dropout_takes_the_rng_of_that_name(base, adapters):
+    adapters = jax.tree.map(lambda a: a + 0.1, adapters)
+    variables = with_adapters(base, adapters)
+    one, same, other = (
+        APPLY(variables, X, rngs={"dropout": jax.random.key(i)}) for i in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(one, same)
+    assert jnp.any(one != other) and jnp.any(one != APPLY(variables, X))
+
+
+def test_partitioned_kernels():
+    dense = nn.Dense(
+        4, kernel_init=nn.with_partitioning(nn.initializers.ones, ("a", "b"))
+    )
+    model = quantize_model(dense, [Rule(cfg=None, adapter=config.Lora(2, 4))])
+    x = X[0]
+    variables = model.init(jax.random.key(0), x)
+    merged = merge_adapters(model, variables, x)
+    assert merged["params"]["kernel"].names == ("a", "b")
+
+
+def test_errors(base):
+    with pytest.raises(ValueError, match='"params" has no adapters'):
+        adapters_of(base)
+    with pytest.raises(ValueError, match="has no parameters: make them with"):
+        MODEL.apply(base, X)
+    plain = quantize_model(Net(), NF4)
+    with pytest.raises(ValueError, match="no rule has an adapter"):
+        plain.init_adapters(VARIABLES, X)
+    with pytest.raises(TypeError, match=r"merge_adapters takes what aqtlite\.flax"):
+        merge_adapters(Net(), VARIABLES, X)
+    assert aqtlite.is_frozen(base["params"]["head"]["kernel"])
