@@ -7,7 +7,7 @@ lookup quantizes it as that contraction sees it, and is found under its module.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -100,6 +100,16 @@ class PlannedLookup:
     def reads_weight(self) -> bool:
         """Whether it reads a parameter, as all planned lookups do."""
         return True
+
+    @property
+    def adapter(self) -> None:
+        """None: adapters are of contractions."""
+        return None
+
+    @property
+    def collections(self) -> Mapping[str, list[str]]:
+        """As `PlannedContraction.collections`: lookups use none."""
+        return {}
 
     @property
     def size(self) -> float:

@@ -77,7 +77,7 @@ class Program:
 
     def states_of(self, one: Planned) -> States:
         """Returns the states of a contraction, and the parameters of its adapter."""
-        if isinstance(one, PlannedLookup) or not one.collections:
+        if not one.collections:
             return States()
         states = self.states_in(one, self.state)
         return low_rank.with_key(one, states, self.dropout)
