@@ -145,7 +145,7 @@ def _by_key(
 ) -> dict[Key, ReportedContraction]:
     """Returns contractions by path, role, and number among those of equal ones."""
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    found = {}
+    found: dict[Key, ReportedContraction] = {}
     for one in contractions:
         key = one.path, one.role
         found[(*key, counts[key])] = one

@@ -73,6 +73,13 @@ class TracedContraction:
     scope: tuple[str, ...]
     """Names of the scopes around it, by which the compiled program is joined."""
 
+    def in_layer(self) -> "TracedContraction":
+        """Returns it in the scopes around those of this library."""
+        names = self.scope
+        if differentiation.SCOPE in names:
+            names = names[: names.index(differentiation.SCOPE)]
+        return dataclasses.replace(self, scope=names)
+
 
 def find(
     closed: core.ClosedJaxpr, parameters: Mapping[int, str]
