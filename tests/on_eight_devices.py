@@ -866,3 +866,18 @@ def test_invariant_training_shards_over_data():
         lambda x: loss(W, x)[1], mesh=AUTO, in_specs=P("d"), out_specs=P("d")
     )
     assert_equal(jax.jit(aqtlite.invariant(forward))(rows), whole[0][1])
+
+
+def test_a_report_names_a_gather_of_floats():
+    def layer(w, x):
+        with jax.named_scope("layer"):
+            whole = jax.lax.with_sharding_constraint(w, NamedSharding(AUTO, P()))
+            return DOTS["int8"](x, whole, MATMUL)
+
+    w = jax.device_put(W, NamedSharding(AUTO, P(None, "m")))
+    gathers = [
+        one
+        for one in aqtlite.report(layer, w, X).collectives
+        if one.op == "all-gather" and one.path == "layer"
+    ]
+    assert [(one.dtype, one.bytes) for one in gathers] == [("float32", W.nbytes)]

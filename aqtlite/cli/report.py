@@ -60,9 +60,10 @@ def _backward(
     model: Any, given: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns a function that takes the gradient of a model, and its arguments."""
-    call = model.apply
     if isinstance(model, nnx.Module):
         call, given = program.of_nnx(model, given)
+    else:
+        call = model.apply
 
     def gradient(variables: Any, *inputs: Any, **kwargs: Any) -> Any:
         leaves, treedef = jax.tree.flatten(variables)

@@ -84,13 +84,13 @@ if (report.memory) {
 
 const columns = [
   ["path", (x) => x.path || "(no name scope)"],
+  ["runs in", (x) => x.runs_in],
+  ["share", (x) => x.share],
+  ["asked", (x) => x.asked],
   ["role", (x) => x.role],
   ["op", (x) => x.equation || x.op],
   ["lhs", (x) => x.lhs],
   ["rhs", (x) => x.rhs],
-  ["asked", (x) => x.asked],
-  ["runs in", (x) => x.runs_in],
-  ["share", (x) => x.share],
   ["notes", (x) => x.notes.join("; ")],
 ];
 let order = null, direction = 1;

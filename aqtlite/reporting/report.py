@@ -208,10 +208,11 @@ def report(
     asked = traced.find(stages.jaxpr, traced_program.parameters)
     module = hlo.parse(text)
     products_of, others = joined.join(asked, products.find(module))
-    find = joined.finder(asked)
+    layers = [one.in_layer() for one in asked]
+    find = joined.finder(layers)
 
     def path_of(op_name: str) -> str:
-        return next((asked[i].path for i in find(op_name) if asked[i].scope), "")
+        return next((layers[i].path for i in find(op_name) if layers[i].scope), "")
 
     return Report(
         name=traced_program.name,

@@ -70,7 +70,7 @@ class Estimate:
     """As it runs, with a pass over each operand that has to be quantized first."""
 
     float_seconds: float
-    """The same contraction in bfloat16."""
+    """The same contraction in bfloat16; of one in float, as it runs."""
 
     @property
     def is_float_faster(self) -> bool:
@@ -120,6 +120,8 @@ def _of_contraction(one: ReportedContraction, rates: Rates) -> Estimate:
         if width <= 1 and not is_given
     )
     seconds = max(products, (read + results) / rates.bandwidth)
+    if one.is_float:
+        return Estimate(one.path, one.role, seconds, seconds)
     in_float = 2 * (one.macs or 0) / rates.of("bfloat16")
     floats = 2 * sum(sizes) + results
     return Estimate(

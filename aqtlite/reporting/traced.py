@@ -10,7 +10,7 @@ from jax.extend import core
 
 from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import opaque, producers, registry, sites
-from aqtlite.jaxpr.origins import Loop, Origin
+from aqtlite.jaxpr.origins import Loop, Origin, digest
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import target
 from aqtlite.program import injected
@@ -73,6 +73,13 @@ class TracedContraction:
     scope: tuple[str, ...]
     """Names of the scopes around it, by which the compiled program is joined."""
 
+    def in_layer(self) -> "TracedContraction":
+        """Returns it in the scopes around those of this library."""
+        names = self.scope
+        if differentiation.SCOPE in names:
+            names = names[: names.index(differentiation.SCOPE)]
+        return dataclasses.replace(self, scope=names)
+
 
 def find(
     closed: core.ClosedJaxpr, parameters: Mapping[int, str]
@@ -87,7 +94,7 @@ def find(
     unseen = opaque.names_in(closed)
     contents = sites.find(closed, parameters, names | unseen)
     found = list(_groups(contents.contractions, unseen, producers.Body(closed)))
-    heads = [_outside(group[0]) for group in found]
+    heads = [_outside(group[0], parameters) for group in found]
     paths = [one.path for one in by_scope_or_leaf(heads, parameters)]
     roles = [_role(group[0]) for group in found]
     # A forward contraction has two gradients, which share its path.
@@ -176,14 +183,23 @@ def _spread(value: Any, shape: Sequence[int], summed: Sequence[int]) -> set[int]
     }
 
 
-def _outside(site: Site) -> Site:
-    """Returns a contraction in the scopes around it, without those of this library."""
+def _outside(site: Site, parameters: Mapping[int, str]) -> Site:
+    """Returns a contraction as it is named: in the scopes around this library's own.
+
+    A quantized weight counts as what it is made of, whose name it has.
+    """
     names = injected.without_mark(site.scope.path).split("/")
     names = [name for name in names if name not in (_AGAIN, "checkpoint")]
     if differentiation.SCOPE in names:
         names = names[: names.index(differentiation.SCOPE)]
     scope = site.scope._replace(path="/".join(names))
-    return dataclasses.replace(site, scope=scope)
+    operands = tuple(
+        x._replace(identity=digest("weight"))
+        if PlannedOperand.of(atom.aval, x, parameters).kind == "weight"
+        else x
+        for atom, x in zip(site.eqn.invars, site.operands, strict=False)
+    )
+    return dataclasses.replace(site, scope=scope, operands=operands)
 
 
 def _role(site: Site) -> Role:

@@ -1,0 +1,273 @@
+"""Reports agree with an independent reading of compiled programs, and tell faults."""
+
+import functools
+import json
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from aqt.jax.v2 import config as aqtp_config
+from flax import nnx
+from jax import lax
+from jax.experimental import pallas
+from qwix._src.core import dot_general_qt
+
+import aqtlite
+from aqtlite import config, report
+from aqtlite.flax import AqtDotGeneral, convert, quantize_model
+from tests.common import MATMUL, nearest, normal
+
+pytestmark = pytest.mark.code("quick")
+
+X = normal((16, 32))
+INT8 = aqtlite.make_dot_general(nearest())
+
+
+class Mlp(nn.Module):
+    """Two layers, of which one may stay in float."""
+
+    up: object = None
+    down: object = None
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(64, dot_general=AqtDotGeneral(self.up), name="up")(x))
+        return nn.Dense(24, dot_general=AqtDotGeneral(self.down), name="down")(x)
+
+
+@functools.cache
+def gradient_of(up, down):
+    model = Mlp(up, down)
+    variables = jax.eval_shape(model.init, jax.random.key(0), X)
+
+    def loss(variables, x):
+        return jnp.sum(model.apply(variables, x) ** 2)
+
+    fn = jax.jit(jax.value_and_grad(loss))
+    return report(fn, variables, X), fn.lower(variables, X).compile().as_text()
+
+
+def dots_in(text):
+    """Result dtypes of all dots in a program, by another reading of it."""
+    return re.findall(r"= (\w+)\[[\d,]*\]\S* dot\(", text)
+
+
+def described(found):
+    return [(x.path, x.role, x.asked, x.runs_in) for x in found.contractions]
+
+
+def test_one_layer_left_in_float():
+    found, text = gradient_of(nearest(), None)
+    assert sorted(dots_in(text)) == ["f32"] * 3 + ["s32"] * 2
+    up, down = ("Mlp/up", "Mlp/down")
+    assert described(found) == [
+        (up, "forward", "int8", "int8"),
+        (down, "forward", "float32", "float32"),
+        (down, "gradient", "float32", "float32"),
+        (down, "gradient", "float32", "float32"),
+        (up, "gradient", "int8", "int8"),
+    ]
+    macs = [16 * 32 * 64, 16 * 64 * 24]
+    assert found.macs == 2 * macs[0] + 3 * macs[1]
+    assert found.share("int8") == pytest.approx(2 * macs[0] / found.macs)
+    assert found.share("float32") == pytest.approx(3 * macs[1] / found.macs)
+    assert found.share("int4") == 0
+    assert found.memory.arguments >= 4 * (16 * 32 + 32 * 64 + 64 * 24)
+    assert found.memory.peak >= found.memory.arguments
+    assert not found.others
+
+
+def test_compare_and_estimate():
+    float_one, int8 = gradient_of(None, None)[0], gradient_of(nearest(), None)[0]
+    changes = float_one.compare(int8).changed()
+    assert [(x.path, x.role) for x in changes] == [
+        ("Mlp/up", "forward"),
+        ("Mlp/up", "gradient"),
+    ]
+    assert "2 of 5 contractions differ" in repr(float_one.compare(int8))
+    assert len(json.loads(int8.compare(float_one).to_json())["changes"]) == 5
+    estimates = int8.estimate("H100")
+    # Tiny operands: passes over them cost more than products save.
+    assert estimates[0].is_float_faster
+    assert not any(x.is_float_faster for x in float_one.estimate("TPU v5e"))
+    with pytest.raises(ValueError, match="no rates of a device 'abacus' are known"):
+        int8.estimate("abacus")
+
+
+def test_data_and_table():
+    found, _ = gradient_of(nearest(), None)
+    data = json.loads(found.to_json())
+    assert data["shares"] == pytest.approx(found.shares)
+    assert sum(row["share"] for row in data["contractions"]) == pytest.approx(1)
+    table = repr(found)
+    assert "Mlp/down" in table and "float32" in table and "memory:" in table
+    assert found._repr_html_().count("<tr>") == 6
+
+
+def test_served_weights_are_frozen():
+    dense = nn.Dense(24, dot_general=AqtDotGeneral(nearest()))
+    params = {"kernel": normal((32, 24)), "bias": jnp.zeros(24)}
+    found = report(dense, convert(dense, {"params": params}, X), X)
+    assert [x.is_frozen for x in found.contractions] == [True]
+    assert found.share("int8") == 1
+    assert not [x for x in found.copies if x.kind == "float copy"]
+
+
+def test_a_lowered_program_of_another_platform():
+    model = Mlp(config.fp8(), None)
+    variables = jax.eval_shape(model.init, jax.random.key(0), X)
+    here, there = (
+        report(model, variables, X),
+        report(model, variables, X, platform="cuda"),
+    )
+    assert here.contractions[0].asked == "float8_e4m3fn"
+    assert here.contractions[0].runs_in == "float32"
+    assert here.contractions[0].fell_back
+    assert there.contractions[0].runs_in == "float8_e4m3fn"
+    assert there.memory is None and "not compiled" in repr(there)
+
+
+def test_loops_and_recomputation():
+    def loss(params, x):
+        step = jax.checkpoint(lambda x, w: (jnp.sin(INT8(x, w, MATMUL)), None))
+        return jnp.sum(lax.scan(step, x, params["ws"])[0])
+
+    params = {"ws": jax.ShapeDtypeStruct((3, 32, 32), "float32")}
+    found = report(jax.grad(loss), params, X, params=0)
+    assert {x.times for x in found.contractions} == {3}
+    assert {x.macs for x in found.contractions} == {3 * 16 * 32 * 32}
+    roles = [x.role for x in found.contractions]
+    assert sorted(roles) == ["forward", "gradient", "gradient", "recomputed"]
+    assert found.contractions[0].path == "ws"
+
+
+def test_a_while_loop_whose_length_only_the_compiler_knows():
+    found = report(lambda w, x: lax.fori_loop(0, 5, lambda _, x: x @ w, x), X.T @ X, X)
+    [one] = found.contractions
+    assert (one.times, one.macs) == (5, 5 * 16 * 32 * 32)
+
+
+CONV_SHAPES = (2, 6, 6, 4), (3, 3, 4, 8)
+
+
+@pytest.mark.parametrize("cfg", [None, nearest()], ids=["float", "int8"])
+def test_a_convolution(cfg):
+    conv = aqtlite.make_conv_general_dilated(cfg)
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def loss(x, k):
+        return jnp.sum(conv(x, k, (2, 2), "SAME", dimension_numbers=numbers) ** 2)
+
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in CONV_SHAPES]
+    found = report(jax.grad(loss, (0, 1)), *args)
+    assert [x.op for x in found.contractions] == ["conv_general_dilated"] * 3
+    assert {x.macs for x in found.contractions} == {2 * 3 * 3 * 8 * 36}
+    assert found.share("float32" if cfg is None else "int8") == 1
+
+
+def test_experts_run_densely():
+    experts = aqtlite.make_ragged_dot(nearest())
+    shapes = [(8, 16), (4, 16, 12)]
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    found = report(experts, *args, jax.ShapeDtypeStruct((4,), "int32"))
+    [one] = found.contractions
+    assert (one.op, one.asked, one.macs) == ("ragged_dot", "int8", 8 * 16 * 12)
+    plain = report(lax.ragged_dot, *args, jax.ShapeDtypeStruct((4,), "int32"))
+    [other] = plain.contractions
+    assert other.compiled_macs == 4 * other.macs
+    assert "4 times the products" in repr(plain)
+
+
+def of_qwix(x, w):
+    cfg = dot_general_qt.DotGeneralQtConfig(
+        **dict.fromkeys(("lhs_qtype", "rhs_qtype"), "int8"),
+        **dict.fromkeys(("dlhs_grad_qtype", "drhs_grad_qtype"), "int8"),
+    )
+    return dot_general_qt.dot_general_qt(x, w, MATMUL, cfg)
+
+
+def of_aqt(x, w):
+    cfg = aqtp_config.fully_quantized(use_stochastic_rounding=False)
+    return cfg(x, w, MATMUL)
+
+
+@pytest.mark.parametrize("peer", [of_qwix, of_aqt])
+def test_a_peer(peer):
+    fn = jax.jit(jax.grad(lambda x, w: jnp.sum(peer(x, w) ** 2), (0, 1)))
+    w = normal((32, 24))
+    found = report(fn, X, w)
+    assert [x.asked for x in found.contractions] == ["int8"] * 3
+    text = fn.lower(X, w).compile().as_text()
+    assert dots_in(text) == ["s32"] * 3
+    # Wide operands of the gradient that XLA could not give to a kernel for int8.
+    wide = len(re.findall(r"= s32\[(?:32,16|16,32|16,24|32,24)\]\S* convert\(", text))
+    assert (found.share("int32") > 0) == (wide > 0)
+    assert found.share("int8") + found.share("int32") == pytest.approx(1)
+
+
+def test_what_rules_do_not_see():
+    def kernel(x, w, out):
+        out[...] = x[...] @ w[...]
+
+    def everything(x, w):
+        out = jax.ShapeDtypeStruct((16, 24), "float32")
+        call = pallas.pallas_call(kernel, out, interpret=True)
+        on_host = jax.pure_callback(
+            lambda x, w: np.asarray(x) @ np.asarray(w), out, x, w
+        )
+        return call(x, w) + on_host + jnp.sum(x[:, :, None] * w, 1)
+
+    found = report(everything, X, normal((32, 24)))
+    assert {x.op for x in found.contractions} >= {"pure_callback", "reduce_sum"}
+    assert [x.macs for x in found.contractions if x.op != "pure_callback"] == [
+        16 * 32 * 24
+    ] * 2
+    assert all(x.is_float for x in found.contractions)
+    assert "cannot see what pure_callback calls" in repr(found)
+
+
+def test_statistics_are_no_contractions():
+    found = report(lambda x: (jnp.sum(x * x), jnp.mean(x * jnp.ones(32), 0)), X)
+    assert not found.contractions and not found.shares
+    assert found.share("int8") == 0
+
+
+def test_a_float_copy_and_a_transposed_copy():
+    def served(w, scale, x):
+        return x @ (w.astype(jnp.float32) * scale)
+
+    w, scale = jnp.ones((32, 24), jnp.int8), jnp.ones(24)
+    [copy] = report(served, w, scale, X).copies
+    assert (copy.kind, copy.argument) == ("float copy", "w")
+    assert copy.bytes == 4 * 32 * 24
+    [copy] = report(lambda x: x.T, X).copies
+    assert (copy.kind, copy.type) == ("transposed copy", "float32[32,16]")
+
+
+def test_an_operand_quantized_twice():
+    def twice(x):
+        return [jnp.round(x / s).astype(jnp.int8) for s in (jnp.max(x), jnp.min(x))]
+
+    [copy] = report(twice, X).copies
+    assert (copy.kind, copy.type) == ("quantized again", "int8[16,32]")
+
+
+def test_models_of_nnx():
+    model = nnx.eval_shape(lambda: nnx.Linear(32, 8, rngs=nnx.Rngs(0)))
+    assert report(model, X).share("float32") == 1
+    float_model = nn.Dense(8)
+    quantized = quantize_model(float_model, nearest())
+    variables = jax.eval_shape(float_model.init, jax.random.key(0), X)
+    assert report(quantized, variables, X).share("int8") == 1
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match="got int"):
+        report(3)
+    with pytest.raises(ValueError, match="platform='abacus' is not known"):
+        report(jnp.sin, X, platform="abacus")
+    with pytest.raises(ValueError, match="params=4 names the argument 4"):
+        report(jnp.sin, X, params=4)
