@@ -48,6 +48,17 @@ class Loaded:
     decoded: tuple[str, ...]
     """Weights like these, without a config: they are floats."""
 
+    def summary(self) -> str:
+        """What became of the weights, in a line."""
+        counts = {
+            "kept as the file's integers": self.kept,
+            "rounded": self.rounded,
+            "rounded again": self.rounded_again,
+            "decoded to floats": self.decoded,
+        }
+        texts = [f"{len(one)} {text}" for text, one in counts.items() if one]
+        return f"matrices: {', '.join(texts) or 'all in float'}"
+
 
 def moves_of(path: str | os.PathLike) -> tuple[DecoderConfig, tuple[Move, ...]]:
     """The config of a checkpoint's model, and the map to a `Decoder`.
