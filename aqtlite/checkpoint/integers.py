@@ -8,6 +8,7 @@ once, the weight is only moved, and so are its integers.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,7 @@ def handed_over(
     places = _places(source.shape, wanted.shape, prepared)
     if places is None:
         return None
-    fields: dict[str, np.ndarray] = {}
+    fields: dict[str, Any] = {}
     for name in ("scale", "zero_point"):
         values = getattr(source, name)
         if values is not None:
@@ -119,7 +120,7 @@ def _places(
     wanted: tuple[int, ...],
     prepared: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray | None:
-    """Where in the source, flattened, each element comes from; None if it is changed."""
+    """Where in the source, flattened, elements come from; None if they are changed."""
     size = math.prod(shape)
     if size != math.prod(wanted):
         return None
@@ -134,9 +135,10 @@ def _places(
             return None
         found += rounded.astype(np.int64) * unit
         unit *= _BASE
-    is_permutation = found.max() < size and (
-        np.bincount(found.reshape(-1), minlength=size) == 1
-    ).all()
+    is_permutation = (
+        found.max() < size
+        and (np.bincount(found.reshape(-1), minlength=size) == 1).all()
+    )
     return found if is_permutation else None
 
 
@@ -151,7 +153,8 @@ def _by_block(
         places: from `_places`.
         like: an array with one element for each block.
     """
-    every = np.asarray(block_shapes.repeat(values, shape, range(len(shape))))
+    axes = range(len(shape))
+    every = np.asarray(block_shapes.repeat(jnp.asarray(values), shape, axes))
     every = np.broadcast_to(every, shape).reshape(-1)[places]
     counts = like.shape
     split = [

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
             cache=None if bits is None else kv_cache.config_for(bits),
             sampling=sampling,
         )
+        found = generation.tokens(prompt, args.seed, tokenizer.stop)
     except ModuleNotFoundError as error:
         raise UserError(str(error)) from error
     except (ValueError, TypeError) as error:
@@ -45,9 +46,8 @@ def run(args: argparse.Namespace) -> None:
     messages.print(loaded.summary(), soft_wrap=True)
     messages.print(f"loaded in {read - began:.1f} s, compiled in {compiled - read:.1f}")
     times: list[float] = [time.perf_counter()]
-    tokens = _timed(generation.tokens(prompt, args.seed, tokenizer.stop), times)
     print(args.prompt, end="", flush=True)
-    for piece in tokenizer.decoded(tokens):
+    for piece in tokenizer.decoded(_timed(found, times)):
         print(piece, end="", flush=True)
     print()
     messages.print(_speed(len(prompt), times))

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         type=float,
         default=0.0,
-        help="sample from logits divided by this; 0 takes the likeliest token (default)",
+        help="divide logits by this and sample; 0, the default, takes the likeliest",
     )
     parser.add_argument(
         "--top-p",

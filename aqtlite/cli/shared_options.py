@@ -180,7 +180,15 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         UserError: if a file is missing, or options cannot be combined.
     """
-    names = ("source", "checkpoint", "config", "calibrate", "ranges", "rules", "tokenizer")
+    names = (
+        "source",
+        "checkpoint",
+        "config",
+        "calibrate",
+        "ranges",
+        "rules",
+        "tokenizer",
+    )
     paths = [getattr(args, name, None) for name in names]
     for path in (*paths, *getattr(args, "configs", ())):
         if path is not None and not path.exists():

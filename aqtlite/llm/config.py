@@ -33,7 +33,7 @@ class Rope:
         Raises:
             ValueError: if there is another number of factors than of pairs.
         """
-        exponents = np.arange(0, size, 2, np.float32) / np.float32(size)
+        exponents = np.arange(0, size, 2).astype(np.float32) / np.float32(size)
         found = np.float32(1) / np.power(np.float32(self.theta), exponents)
         if self.factors is None:
             return found

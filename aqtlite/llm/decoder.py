@@ -26,9 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 class Attention(nnx.Module):
     """Causal self-attention with grouped queries."""
 
-    def __init__(
-        self, cfg: DecoderConfig, index: int, *, dtype: Any, rngs: nnx.Rngs
-    ):
+    def __init__(self, cfg: DecoderConfig, index: int, *, dtype: Any, rngs: nnx.Rngs):
         linear = functools.partial(Linear, dtype=dtype, rngs=rngs)
         of_queries, of_keys = (
             heads * cfg.head_size for heads in (cfg.heads, cfg.kv_heads)
@@ -89,9 +87,7 @@ class Mlp(nnx.Module):
 class Layer(nnx.Module):
     """Attention and an MLP, each added to what it is given normalized."""
 
-    def __init__(
-        self, cfg: DecoderConfig, index: int, *, dtype: Any, rngs: nnx.Rngs
-    ):
+    def __init__(self, cfg: DecoderConfig, index: int, *, dtype: Any, rngs: nnx.Rngs):
         norm = functools.partial(
             Normalization, cfg.width, cfg.norm, cfg.eps, dtype=dtype
         )
@@ -145,15 +141,11 @@ class Decoder(nnx.Module):
         head = None if cfg.tied else weight(cfg.vocabulary, cfg.width)
         self.head: Weight | None = nnx.data(head)
 
-    def __call__(
-        self, tokens: jax.Array, start: jax.typing.ArrayLike = 0
-    ) -> jax.Array:
+    def __call__(self, tokens: jax.Array, start: jax.typing.ArrayLike = 0) -> jax.Array:
         """Logits, ``(batch, positions, vocabulary)``; arguments as in `hidden`."""
         return self.logits(self.hidden(tokens, start))
 
-    def hidden(
-        self, tokens: jax.Array, start: jax.typing.ArrayLike = 0
-    ) -> jax.Array:
+    def hidden(self, tokens: jax.Array, start: jax.typing.ArrayLike = 0) -> jax.Array:
         """What logits are computed from, ``(batch, positions, width)``.
 
         Args:
@@ -161,7 +153,7 @@ class Decoder(nnx.Module):
             start: position of the first of them; with a cache, the number of positions
                 that are written.
         """
-        positions = start + jnp.arange(tokens.shape[-1])
+        positions = jnp.asarray(start) + jnp.arange(tokens.shape[-1])
         x = self.tokens.rows(tokens).astype(self.dtype)
         if self.cfg.embedding_scale != 1.0:
             x = x * jnp.asarray(self.cfg.embedding_scale, x.dtype)
@@ -194,11 +186,12 @@ class Decoder(nnx.Module):
         for layer, window in zip(self.layers, self.cfg.windows, strict=True):
             cache: FloatCache | QuantizedCache = FloatCache(window=window)
             room = length
-            if cfg is not None and (window is None or window >= length):
-                cache = QuantizedCache(cfg)
-            elif cfg is not None:
-                # A ring keeps the window of the first position of a call.
-                room, cache = window + at_once - 1, QuantizedCache(cfg, window=window)
+            if cfg is not None:
+                ring = None if window is None or window >= length else window
+                cache = QuantizedCache(cfg, window=ring)
+                if ring is not None:
+                    # It keeps the window of the first position of a call.
+                    room = ring + at_once - 1
             shape = batch, room, self.cfg.kv_heads, self.cfg.head_size
             cache.init_cache(shape, self.dtype)
             layer.attention.cached = cache

@@ -15,7 +15,7 @@ class _Floats(NamedTuple):
 
     key: jax.Array
     value: jax.Array
-    index: jax.Array
+    written: jax.Array
 
 
 class FloatCache(nnx.Module):
@@ -48,8 +48,8 @@ class FloatCache(nnx.Module):
         index = jnp.int32(count)
         if self.cache is not None:
             past = self.cache.get_value()
-            write = functools.partial(_written, index=past.index)
-            index = past.index + count
+            write = functools.partial(_written, index=past.written)
+            index = past.written + count
             key, value = write(past.key, key), write(past.value, value)
             self.cache.set_value(_Floats(key, value, index))
         seen = slots.seen(index, count, key.shape[-3], None)

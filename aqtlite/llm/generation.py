@@ -19,6 +19,7 @@ from aqtlite.llm.sampling import Sampling, sample
 class Generation:
     """Programs that continue prompts of one length, from `compile_generation`."""
 
+    vocabulary: int
     prompt_length: int
     max_tokens: int
     _start: Callable[[], Any]
@@ -28,7 +29,7 @@ class Generation:
     def tokens(
         self, prompt: Sequence[int], seed: int = 0, stop: Collection[int] = ()
     ) -> Iterator[int]:
-        """Yields the tokens after a prompt, as they are computed.
+        """The tokens after a prompt, as they are computed.
 
         Args:
             prompt: tokens, `prompt_length` of them.
@@ -36,15 +37,26 @@ class Generation:
             stop: tokens that end the text; they are not yielded.
 
         Raises:
-            ValueError: if the prompt has another length.
+            ValueError: if the prompt has another length, or a token that the model
+                lacks.
         """
         if len(prompt) != self.prompt_length:
             raise ValueError(
                 f"the programs are compiled for prompts of {self.prompt_length} "
                 f"tokens, got {len(prompt)}"
             )
+        if not 0 <= min(prompt) <= max(prompt) < self.vocabulary:
+            raise ValueError(
+                f"a prompt with the token {max(prompt)} is not one of the model, which "
+                f"has a vocabulary of {self.vocabulary}: the tokenizer is another's"
+            )
+        return self._continued(list(prompt), seed, frozenset(stop))
+
+    def _continued(
+        self, prompt: list[int], seed: int, stop: frozenset[int]
+    ) -> Iterator[int]:
         key = jax.random.key(seed)
-        given = jnp.asarray(np.asarray(prompt, np.int32)[None])
+        given = jnp.asarray(np.asarray([prompt], np.int32))
         token, caches = self._prefill(self._start(), given, jnp.int32(0), key)
         for i in range(self.max_tokens):
             found = int(token[0, 0])
@@ -66,13 +78,13 @@ def compile_generation(
 ) -> Generation:
     """Compiles the programs that continue one prompt.
 
-    >>> from aqtlite import kv_cache, llm
+    >>> from aqtlite import llm
     >>> cfg = llm.DecoderConfig(
     ...     vocabulary=32, width=16, heads=4, kv_heads=2, head_size=4, hidden=24,
     ...     ropes=(llm.Rope(),), windows=(None,),
     ... )
     >>> decoder = llm.Decoder(cfg, rngs=nnx.Rngs(0))
-    >>> generation = compile_generation(decoder, 3, 2, cache=kv_cache.config_for(8))
+    >>> generation = compile_generation(decoder, 3, 2)
     >>> len(list(generation.tokens([3, 14, 15])))
     2
 
@@ -100,7 +112,8 @@ def compile_generation(
     how = Sampling() if sampling is None else sampling
     model = nnx.clone(decoder, variables=False)
     model.init_caches(1, length, cache, at_once=prompt_length)
-    graph, empty, state = nnx.split(model, nnx.Cache, ...)
+    graph, empty, *others = nnx.split(model, nnx.Cache, ...)
+    (state,) = others
 
     def run(
         state: Any, caches: Any, tokens: jax.Array, start: jax.Array, key: jax.Array
@@ -118,6 +131,7 @@ def compile_generation(
         run, state, empty, token, start, key, donate_argnums=1
     )
     return Generation(
+        decoder.cfg.vocabulary,
         prompt_length,
         max_tokens,
         lambda: jax.tree.map(jnp.copy, empty),

@@ -30,9 +30,7 @@ _CONTROL, _BYTE = 3, 6
 """Types of tokens, in ``tokenizer.ggml.token_type``."""
 
 
-def of_metadata(
-    metadata: Mapping[str, Any], where: str
-) -> tuple[Any, frozenset[int]]:
+def of_metadata(metadata: Mapping[str, Any], where: str) -> tuple[Any, frozenset[int]]:
     """Makes a `tokenizers.Tokenizer`, and names the tokens that end a text.
 
     Args:

@@ -46,12 +46,13 @@ def _common(
     width = settings.integer("hidden_size", 1)
     heads = settings.integer("num_attention_heads", 1)
     bias = settings.flag("attention_bias", bias)
+    size = settings.integer("head_dim", 1, max(width // heads, 1))
     fields = {
         "vocabulary": settings.integer("vocab_size", 1),
         "width": width,
         "heads": heads,
         "kv_heads": settings.integer("num_key_value_heads", 1, kv or heads),
-        "head_size": settings.integer("head_dim", 1, max(width // heads, 1)),
+        "head_size": size,
         "hidden": settings.integer("intermediate_size", 1),
         "length": settings.integer("max_position_embeddings", 1, 2048),
         "eps": number(settings, "rms_norm_eps", eps),
@@ -60,7 +61,7 @@ def _common(
         "out_bias": bias,
         "mlp_bias": settings.flag("mlp_bias", default=False),
     }
-    rope = _rope(settings, fields["head_size"], 10_000.0)
+    rope = _rope(settings, size, 10_000.0)
     return {**fields, **_layers(settings, rope)}
 
 
@@ -276,6 +277,6 @@ def number(settings: Settings, key: str, default: float | None) -> float:
     if value is None and default is not None:
         return default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        raise settings.wrong(key, "a positive number")
-    return float(value)
+    if value is not None and is_number and 0 < value < math.inf:
+        return float(value)
+    raise settings.wrong(key, "a positive number")

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -168,12 +167,13 @@ def _put(
     if cfg is None or not cfg.fwd.rhs.is_quantized or not is_contracted:
         matrix.weight.set_value(floats)
         return "off" if was_quantized else None
-    matrix.set_quantized(_quantized(floats, cfg.fwd.rhs), cfg)
+    matrix.set_quantized(quantized_by(floats, cfg.fwd.rhs), cfg)
     return "again" if was_quantized else "rounded"
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _quantized(x: jax.Array, tensor: config.Tensor) -> QTensor:
+def quantized_by(x: jax.Array, tensor: config.Tensor) -> QTensor:
+    """Quantizes a matrix (outputs, inputs)."""
     return aqtlite.quantize(x, tensor, axes=1)
 
 
@@ -203,8 +203,9 @@ def tensor_config_of(q: QTensor) -> config.Tensor:
         grid = numerics.IntSymmetric(bits=bits)
     rows, columns = q.blocks
     if columns == q.shape[1]:
-        shared = None if rows == 1 else "per_tensor"
-        return config.Tensor(numerics=grid, calib_shared_axes=shared)
+        if rows == q.shape[0] > 1:
+            return config.Tensor(numerics=grid, calib_shared_axes="per_tensor")
+        return config.Tensor(numerics=grid)
     blocks = config.Blocks(size=columns, remaining_size=rows)
     return config.Tensor(numerics=grid, blocks=blocks)
 

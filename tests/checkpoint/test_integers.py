@@ -1,4 +1,4 @@
-"""Conversions of quantized sources: which integers are kept, and which rounded again."""
+"""Conversions of quantized sources: integers kept, and those rounded again."""
 
 import dataclasses
 
@@ -47,9 +47,7 @@ def converted(tmp_path, model, q):
     checkpoint.save_quantized(
         tmp_path / "source", {"fc.weight": q}, format="compressed-tensors"
     )
-    moves = [
-        checkpoint.Move(sources="fc.weight", targets="params/kernel", axes=(1, 0))
-    ]
+    moves = [checkpoint.Move(sources="fc.weight", targets="params/kernel", axes=(1, 0))]
     report = checkpoint.convert_checkpoint(
         tmp_path / "source", tmp_path / "out", model, X, moves=moves
     )

@@ -46,7 +46,7 @@ def quantized(weight, bits=8):
 
 
 def quantized_weights(family, names, bits=8):
-    """The weights of a family, of which the matrices that `names` says are quantized."""
+    """The weights of a family, those matrices quantized that `names` says."""
     weights = {}
     for name, x in checkpoint.load_quantized(FOLDER / family).items():
         fits = x.ndim == 2 and x.shape[1] % 32 == 0 and names(name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aqtlite import __main__ as program
-from aqtlite import kv_cache, llm
+from aqtlite import config, llm
 from aqtlite.checkpoint import CheckpointError
 from aqtlite.llm import gguf_tokenizer
 from aqtlite.llm.sampling import sample
@@ -30,13 +30,29 @@ def greedy(decoder, tokens, count):
 
 
 def test_generation_takes_the_likeliest_tokens():
-    decoder, prompt = loaded("llama"), [3, 14, 15]
-    generation = llm.compile_generation(decoder, 3, 5)
+    decoder, tokenizer = loaded("llama"), llm.load_tokenizer(FOLDER / "llama")
+    prompt = tokenizer.encode(PROMPT)
     wanted = greedy(decoder, prompt, 5)
+    generation = llm.compile_generation(decoder, len(prompt), 5)
     assert list(generation.tokens(prompt)) == wanted
-    assert list(generation.tokens(prompt, stop=wanted[2:3])) == wanted[:2]
-    with pytest.raises(ValueError, match="prompts of 3 tokens, got 2"):
+    last = wanted[-1]
+    assert list(generation.tokens(prompt, stop=[last])) == wanted[: wanted.index(last)]
+    with pytest.raises(ValueError, match="tokens, got 2"):
         list(generation.tokens([3, 14]))
+    with pytest.raises(ValueError, match="token 272 .* vocabulary of 272"):
+        list(generation.tokens([272] * len(prompt)))
+
+
+def test_the_command_prints_the_text_and_its_speed(capsys):
+    words = ["generate", str(FOLDER / "llama"), "--prompt", PROMPT]
+    words += ["--max-tokens", "5", "--preset", "weight_only", "--kv-bits", "8"]
+    assert program.main(words) == 0
+    printed = capsys.readouterr()
+    tokenizer = llm.load_tokenizer(FOLDER / "llama")
+    decoder = llm.load(FOLDER / "llama", config.weight_only(8)).decoder
+    wanted = greedy(decoder, tokenizer.encode(PROMPT), 5)
+    assert printed.out == PROMPT + "".join(tokenizer.decoded(wanted)) + "\n"
+    assert "15 rounded" in printed.err and "per second" in printed.err
 
 
 def test_too_few_positions_are_refused():
@@ -59,19 +75,6 @@ def test_samples_have_the_probabilities_of_their_nucleus():
         llm.Sampling(top_p=0.0)
     with pytest.raises(ValueError, match="temperature must be 0 or more"):
         llm.Sampling(temperature=float("nan"))
-
-
-def test_the_command_prints_the_text_and_its_speed(tmp_path, capsys):
-    source = str(FOLDER / "llama")
-    words = ["generate", source, "--prompt", PROMPT, "--max-tokens", "4"]
-    assert program.main([*words, "--preset", "weight_only"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.startswith(PROMPT) and printed.out.endswith("\n")
-    assert "15 rounded" in printed.err and "per second" in printed.err
-    tokenizer = llm.load_tokenizer(FOLDER / "llama")
-    decoder = llm.load(FOLDER / "llama").decoder
-    assert tokenizer.stop == {1}
-    del decoder, tmp_path
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,9 @@ def test_a_tokenizer_of_bytes_is_made_from_gguf():
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.merges": [" ".join(one) for one in merges],
-        "tokenizer.ggml.token_type": np.array([3 if t in special else 1 for t in tokens]),
+        "tokenizer.ggml.token_type": np.array(
+            [3 if t in special else 1 for t in tokens]
+        ),
         "tokenizer.ggml.eos_token_id": 1,
     }
     made, stop = gguf_tokenizer.of_metadata(pairs, "file")
@@ -134,7 +139,9 @@ def test_a_tokenizer_of_pieces_is_made_from_gguf():
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": np.array([rank.get(t, -1e3) for t in tokens]),
-        "tokenizer.ggml.token_type": np.array([3 if t in special else 1 for t in tokens]),
+        "tokenizer.ggml.token_type": np.array(
+            [3 if t in special else 1 for t in tokens]
+        ),
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,

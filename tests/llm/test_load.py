@@ -14,10 +14,8 @@ from tests.llm.support import (
     FOLDER,
     as_gguf,
     check_close,
-    loaded,
     logits_of,
     metadata,
-    quantized,
     quantized_weights,
     reference,
 )
@@ -35,10 +33,6 @@ LLAMA_GGUF = {
     "llama.attention.layer_norm_rms_epsilon": np.float32(1e-6),
     "llama.rope.freq_base": np.float32(500000.0),
 }
-
-
-def with_decoded(decoder, weights):
-    """The logits of a family with floats that quantized weights stand for."""
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ pytestmark = pytest.mark.code("quick")
 
 def by_token(decoder, tokens):
     """Logits of tokens that are given one after the other."""
-    steps = [logits_of(decoder, tokens[:, i : i + 1], i) for i in range(tokens.shape[1])]
+    steps = [
+        logits_of(decoder, tokens[:, i : i + 1], i) for i in range(tokens.shape[1])
+    ]
     return jnp.concatenate(steps, axis=1)
 
 

@@ -42,21 +42,20 @@ LLAMA3 = {
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 
-
 def without(key):
     return {name: size for name, size in SIZES.items() if name != key}
 
 
 CASES = {
     "llama": transformers.LlamaConfig(
-        **SIZES, rope_parameters=LLAMA3, tie_word_embeddings=False
+        **{**SIZES, "vocab_size": 272},
+        rope_parameters=LLAMA3,
+        tie_word_embeddings=False,
     ),
     "mistral": transformers.MistralConfig(
         **SIZES, sliding_window=5, rope_parameters=LINEAR
     ),
-    "qwen2": transformers.Qwen2Config(
-        **without("head_dim"), tie_word_embeddings=True
-    ),
+    "qwen2": transformers.Qwen2Config(**without("head_dim"), tie_word_embeddings=True),
     "qwen3": transformers.Qwen3Config(**SIZES, tie_word_embeddings=False),
     "gemma": transformers.GemmaConfig(**{**SIZES, "num_key_value_heads": 1}),
     "gemma3": transformers.Gemma3TextConfig(
@@ -109,7 +108,7 @@ def main():
 def byte_level():
     """A tokenizer of bytes, as that of Llama 3."""
     made = tokenizers.ByteLevelBPETokenizer()
-    made.train_from_iterator([WORDS * 9], 300, special_tokens=["<s>", "</s>"])
+    made.train_from_iterator([WORDS * 9], 272, special_tokens=["<s>", "</s>"])
     return made
 
 
