@@ -84,7 +84,7 @@ __version__ = "0.1.0"
 
 _MODULES = [
     *("calibration", "checkpoint", "config", "edge", "errors", "flax", "kv_cache"),
-    *("noise", "numerics", "onnx", "testing"),
+    *("llm", "noise", "numerics", "onnx", "testing"),
 ]
 
 _PLACES = {

@@ -9,10 +9,15 @@ EXTRAS = {
     "litert_converter": "edge",
     "onnx": "onnx",
     "onnxruntime": "onnx",
+    "tokenizers": "llm",
 }
 """Extra that installs each package."""
 
-_FILES = {"edge": "a LiteRT file", "onnx": "an ONNX file"}
+_FILES = {
+    "edge": "a LiteRT file",
+    "llm": "a language model",
+    "onnx": "an ONNX file",
+}
 
 
 def require(name: str) -> None:
@@ -24,7 +29,7 @@ def require(name: str) -> None:
     if importlib.util.find_spec(name) is None:
         extra = EXTRAS[name]
         raise ModuleNotFoundError(
-            f"{_FILES[extra]} is read and written with the packages of the extra "
+            f"{_FILES[extra]} is read or written with the packages of the extra "
             f"{extra}: pip install 'aqtlite[{extra}]'",
             name=name,
         )

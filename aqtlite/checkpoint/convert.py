@@ -67,8 +67,10 @@ def convert_checkpoint(
             checkpoint with an item "state". Several paths are collections:
             ``("params", "batch_stats")``.
         moves: map from the names of another library's checkpoint, float or quantized,
-            to those of the model (`load_quantized` lists its formats). Weights that are
-            quantized are decoded, and rounded again by the model's config.
+            to those of the model (`load_quantized` lists its formats). A weight that is
+            quantized keeps its integers where the config of the model has its grid and
+            blocks, and the model does no more than move it; else it is decoded and
+            rounded again, and the report says so.
         calibrate: batches, as `aqtlite.flax.calibrate_in_float` takes them, to gather
             statistics of activations from, for configs with static ranges. The float
             model has to fit in memory. None takes the statistics in the source.
@@ -113,12 +115,6 @@ def convert_checkpoint(
         raise CheckpointError("a map names all variables: give subtree or moves")
     else:
         opened = Moved(pathlib.Path(source), moves)
-        if opened.method is not None and console is not None:
-            console.print(
-                f"{source} is quantized ({opened.method}): its weights are rounded "
-                "again by the config of the model",
-                soft_wrap=True,
-            )
     kwargs = dict(sample_kwargs or {})
     if not isinstance(model, Model | nnx.Module):
         raise CheckpointError(

@@ -11,8 +11,16 @@ import jax.numpy as jnp
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Plain, describe
+from aqtlite.checkpoint.manifest import (
+    NNX,
+    Frozen,
+    Manifest,
+    Plain,
+    Stored,
+    describe,
+)
 from aqtlite.checkpoint.names import name_of, path_name, plain
+from aqtlite.checkpoint.packing import packing_of
 from aqtlite.checkpoint.variables import Variables
 from aqtlite.program.serving import conversion
 from aqtlite.program.serving.conversion import FrozenWeight, WeightFreezer
@@ -39,6 +47,9 @@ class Task:
 
     make: Callable[..., FrozenWeight]
     """Function that maps the inputs to the frozen weight."""
+
+    prepared: Callable[..., Any]
+    """Function that maps the inputs to the array that is quantized."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +124,12 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
                     f"{name} is {source.arrays[name]}; weights are converted from "
                     f"{', '.join(dtype.name for dtype in _FLOATS)}"
                 )
+        if not source.quantized.isdisjoint(sources):
+            name = fields["qvalue"]
+            stored[name] = _with_all_codes(stored[name])
         make = functools.partial(freezer.freeze, weight)
-        tasks.append(Task(path, sources, fields, make))
+        prepared = functools.partial(freezer.prepared, weight)
+        tasks.append(Task(path, sources, fields, make, prepared))
     # Targets are written in this order.
     tasks.sort(key=lambda task: task.path.split("/"))
     copies = {
@@ -130,6 +145,19 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
         framework=variables.framework,
     )
     return Job(manifest, tuple(tasks), copies)
+
+
+def _with_all_codes(stored: Stored) -> Stored:
+    """Packs by the dtype, where that takes no more bits than by the grid.
+
+    Other libraries' symmetric grids have the lowest value, -8 in 4 bits, and the
+    library's own do not.
+    """
+    of_dtype = packing_of(stored.info)
+    if stored.packing is None or of_dtype is None:
+        return stored
+    is_wider = of_dtype.bits > stored.packing.bits
+    return stored if is_wider else dataclasses.replace(stored, packing=of_dtype)
 
 
 def _check_statistics(

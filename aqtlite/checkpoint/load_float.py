@@ -20,6 +20,7 @@ from aqtlite.checkpoint.nnx import NnxVariables
 from aqtlite.checkpoint.read_quantized import is_quantized
 from aqtlite.checkpoint.variables import Variables
 from aqtlite.flax.linen.quantize_model import Model
+from aqtlite.qtensor.qtensor import QTensor
 
 
 def load_float(
@@ -154,6 +155,14 @@ class Calibrated(Reader):
         if name in self._statistics:
             return self._statistics[name]
         return self._source.read(self._origin[name])
+
+    @property
+    def quantized(self) -> frozenset[str]:
+        theirs = self._source.quantized
+        return frozenset(k for k, v in self._origin.items() if v in theirs)
+
+    def integers(self, name: str) -> QTensor | None:
+        return self._source.integers(self._origin[name])
 
     def manifest(self) -> str | None:
         return None

@@ -28,10 +28,7 @@ class Moved(Reader):
         """
         self.path = path
         self.in_memory = f"{zlib.crc32(moves_to_json(moves).encode()):08x}"
-        source = load_quantized(path)
-        self.method = source.method
-        """Format of quantized weights; None for floats."""
-        self._moved = move_weights(source, moves)
+        self._moved = move_weights(load_quantized(path), moves)
 
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]:
@@ -48,6 +45,14 @@ class Moved(Reader):
         x = self._moved[name]
         values = x.dequant() if isinstance(x, QTensor) else x
         return np.asarray(values).astype(self._moved.infos[name].dtype, copy=False)
+
+    @property
+    def quantized(self) -> frozenset[str]:
+        return self._moved.quantized
+
+    def integers(self, name: str) -> QTensor | None:
+        x = self._moved[name]
+        return x if isinstance(x, QTensor) else None
 
     def manifest(self) -> str | None:
         return None

@@ -128,9 +128,12 @@ class MovedWeights(Mapping[str, _Weight]):
         self,
         infos: Mapping[str, jax.ShapeDtypeStruct],
         reads: Mapping[str, Callable[[], _Weight]],
+        quantized: frozenset[str],
     ):
         self.infos = infos
         """Shapes and dtypes of the weights, those of quantized ones in float32."""
+        self.quantized = quantized
+        """Names of the weights that quantized ones are moved to."""
         self._reads = reads
 
     def __getitem__(self, name: str) -> _Weight:
@@ -202,7 +205,13 @@ def move_weights(
     if variables is not None:
         _check_complete(infos, _variables(variables))
     reads = {name: plan.reader(weights) for name, plan in plans.items()}
-    return MovedWeights(infos, reads)
+    integers = _quantized(weights)
+    moved = (
+        target
+        for target, plan in plans.items()
+        if any(name in integers for names in plan.sources for name in names)
+    )
+    return MovedWeights(infos, reads, frozenset(moved))
 
 
 def _check_complete(
@@ -378,6 +387,13 @@ def _infos_of(weights: Mapping[str, _Weight]) -> Mapping[str, jax.ShapeDtypeStru
         name: jax.ShapeDtypeStruct(one.shape, one.dtype)
         for name, one in weights.items()
     }
+
+
+def _quantized(weights: Mapping[str, _Weight]) -> set[str]:
+    """Names of the weights that are quantized."""
+    if isinstance(weights, QuantizedCheckpoint):
+        return {name for name, one in weights.weights.items() if one.is_quantized}
+    return {name for name, one in weights.items() if isinstance(one, QTensor)}
 
 
 def _variables(variables: Any) -> Mapping[str, tuple[int, ...]]:

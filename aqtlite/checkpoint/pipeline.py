@@ -11,6 +11,7 @@ from aqtlite.checkpoint import staging as staging_lib
 from aqtlite.checkpoint.arrays import LazyArray, checksum, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.integers import handed_over
 from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Stored
 from aqtlite.checkpoint.progress import OnBytes
@@ -83,6 +84,10 @@ def _make(
     """Quantizes one weight; returns its arrays as stored, and its SNR in dB."""
     inputs = [source.read(name) for name in task.inputs]
     made = task.make(*inputs)
+    if len(task.inputs) == 1 and task.inputs[0] in source.quantized:
+        integers = source.integers(task.inputs[0])
+        if integers is not None:
+            made = handed_over(made, integers, task.prepared) or made
     arrays = {}
     for field, name in task.fields.items():
         owner = made if field == "identity" else made.qtensor

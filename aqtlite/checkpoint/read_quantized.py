@@ -214,7 +214,7 @@ def _with_others(
         read = _reader(tensors, name)
         kind = info.dtype.name
         weights[name] = base.Weight(
-            info.shape, kind, (name,), info.nbytes, read, info.dtype
+            info.shape, kind, (name,), info.nbytes, read, info.dtype, is_quantized=False
         )
     order = {name: place for place, name in enumerate(tensors.infos)}
     return dict(sorted(weights.items(), key=lambda one: order[one[1].tensors[0]]))

@@ -5,7 +5,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import rich.box
@@ -36,6 +36,9 @@ class Row:
     decibels: float | None
     """Signal-to-noise ratio of the quantization in dB; None if there is no noise, or
     before the conversion."""
+    integers: str | None = None
+    """What became of the integers of a quantized source, "kept" or "rounded again";
+    None if the source is in float, and once the conversion is done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +64,19 @@ class Report:
 
 
 def report_of(
-    manifest: Manifest, seconds: float | None = None, bytes_on_disk: int | None = None
+    manifest: Manifest,
+    seconds: float | None = None,
+    bytes_on_disk: int | None = None,
+    quantized: Collection[str] = (),
 ) -> Report:
-    """Summarizes a manifest."""
+    """Summarizes a manifest.
+
+    Args:
+        manifest: the manifest.
+        seconds: duration of the conversion that has just been run.
+        bytes_on_disk: size of its files.
+        quantized: paths of the weights that it made of quantized ones.
+    """
     rows = []
     kept = []
     origins: dict[str, ArrayInfo] = {}
@@ -87,6 +100,7 @@ def report_of(
                     for name in node.arrays.values()
                 ),
                 decibels=node.decibels,
+                integers=_integers(node) if path in quantized else None,
             )
         )
     # A parameter of two (tied) weights counts once, and not at all if it is also kept.
@@ -113,6 +127,10 @@ def _grid(node: Frozen, manifest: Manifest) -> str:
     if node.numerics is None:
         return manifest.arrays[node.arrays["qvalue"]].info.dtype.name
     return node.numerics.name
+
+
+def _integers(node: Frozen) -> str:
+    return "kept" if node.decibels is None else "rounded again"
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
@@ -144,6 +162,9 @@ def table(report: Report) -> rich.console.Group:
     result.add_column(head, overflow="fold", min_width=_NARROWEST)
     for head in ("stored", "grid", "scales", "before", "after", "dB"):
         result.add_column(head, no_wrap=True, justify="right")
+    has_integers = any(row.integers for row in report.weights)
+    if has_integers:
+        result.add_column("integers", no_wrap=True)
     for path, row in zip(paths, report.weights, strict=True):
         result.add_row(
             path,
@@ -153,6 +174,7 @@ def table(report: Report) -> rich.console.Group:
             filesize.decimal(row.bytes_before),
             filesize.decimal(row.bytes_after),
             "" if row.decibels is None else f"{row.decibels:.1f}",
+            *([row.integers or ""] if has_integers else []),
         )
     return rich.console.Group(result, "", rich.text.Text(summary(report)))
 

@@ -74,7 +74,11 @@ def run(
         done = _write(job, source, target, writer, staging, allow_nonfinite, console)
     finally:
         staging.close()
-    report = report_of(done, time.perf_counter() - start, size_of(target))
+    quantized = [
+        task.path for task in job.tasks if not source.quantized.isdisjoint(task.inputs)
+    ]
+    seconds = time.perf_counter() - start
+    report = report_of(done, seconds, size_of(target), quantized)
     logging.info("converted %s to %s: %s", source.path, target, summary(report))
     return report
 

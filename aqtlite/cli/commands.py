@@ -15,6 +15,7 @@ from aqtlite.cli import (
     config_options,
     edge_options,
     report_options,
+    generate_options,
     shared_options,
 )
 
@@ -103,6 +104,14 @@ COMMANDS = (
         examples=edge_options.EXAMPLES,
         add_arguments=edge_options.add_arguments,
         run=_runs("edge"),
+    ),
+    Command(
+        name="generate",
+        summary="continue a text with a language model of Hugging Face or GGUF",
+        description=generate_options.DESCRIPTION,
+        examples=generate_options.EXAMPLES,
+        add_arguments=generate_options.add_arguments,
+        run=_runs("generate"),
     ),
     Command(
         name="completion",

@@ -68,19 +68,29 @@ def add_config(parser: argparse.ArgumentParser, use: str) -> None:
         parser: parser to extend.
         use: purpose of the config, for the help.
     """
+    add_path(
+        add_one_config(parser, use),
+        "--rules",
+        metavar="FILE",
+        help="rules for the float model of the factory (aqtlite.rules.to_json, "
+        "'aqtlite choose')",
+    )
+
+
+def add_one_config(
+    parser: argparse.ArgumentParser, use: str
+) -> argparse._MutuallyExclusiveGroup:
+    """Adds ``--config``, ``--preset`` and ``--fwd-bits``, as `add_config` does.
+
+    Returns:
+        The group of those that exclude each other.
+    """
     how = parser.add_mutually_exclusive_group()
     add_path(
         how,
         "--config",
         metavar="FILE.json",
         help=f"a config (aqtlite.config.to_json), {use}",
-    )
-    add_path(
-        how,
-        "--rules",
-        metavar="FILE",
-        help="rules for the float model of the factory (aqtlite.rules.to_json, "
-        "'aqtlite choose')",
     )
     how.add_argument(
         "--preset",
@@ -95,6 +105,7 @@ def add_config(parser: argparse.ArgumentParser, use: str) -> None:
         type=int,
         help=f"bits of the forward contraction, of {', '.join(BITS_OF)}",
     )
+    return how
 
 
 def _preset(name: str) -> str:
@@ -169,7 +180,15 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         UserError: if a file is missing, or options cannot be combined.
     """
-    names = ("source", "checkpoint", "config", "calibrate", "ranges", "rules")
+    names = (
+        "source",
+        "checkpoint",
+        "config",
+        "calibrate",
+        "ranges",
+        "rules",
+        "tokenizer",
+    )
     paths = [getattr(args, name, None) for name in names]
     for path in (*paths, *getattr(args, "configs", ())):
         if path is not None and not path.exists():

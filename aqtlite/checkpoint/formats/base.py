@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
+from aqtlite.qtensor.qtensor import QTensor
 
 
 class Sliceable(Protocol):
@@ -50,6 +51,15 @@ class Reader(abc.ABC):
         Raises:
             CheckpointError: if it cannot be read, or disagrees with `arrays`.
         """
+
+    @property
+    def quantized(self) -> frozenset[str]:
+        """Names of the arrays that are decoded from quantized weights, if any are."""
+        return frozenset()
+
+    def integers(self, name: str) -> QTensor | None:
+        """The quantized weight behind one of `quantized`; None if it is cut."""
+        raise NotImplementedError(f"{type(self).__name__} holds {name} in float")
 
     def slices(self, name: str) -> Sliceable:
         """One array to read slices of; read as a whole if the format has no slices."""

@@ -42,6 +42,9 @@ class Weight:
     dtype: np.dtype = np.dtype("float32")
     """Dtype of an array, and of what a quantized weight stands for."""
 
+    is_quantized: bool = True
+    """Whether it is a `QTensor`; otherwise an array."""
+
     def __str__(self) -> str:
         kind, _, details = self.kind.partition(", ")
         return f"{kind}{list(self.shape)}{details and f', {details}'}"

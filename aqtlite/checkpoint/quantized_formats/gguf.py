@@ -101,6 +101,7 @@ def plan(path: pathlib.Path) -> tuple[Mapping[str, base.Weight], Mapping[str, An
                 entry.nbytes,
                 functools.partial(_read, file.path, name, entry),
                 entry.kind.decoded_dtype,
+                entry.kind.decode is not None,
             )
     return plans, files[0].metadata
 

@@ -246,6 +246,21 @@ class WeightFreezer:
     def __init__(self):
         self._run = _Programs()
 
+    def prepared(self, weight: Weight, *params: Any) -> jax.Array:
+        """The array that is quantized, from the values of the weight's `inputs`."""
+        recorded = weight.recorded
+        outputs = (recorded.outputs.prepared,)
+        part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
+        read = recorded.trace.inputs
+        places = [weight.inputs.index(read[i]) for i in part.inputs]
+
+        def run(*values: jax.Array) -> jax.Array:
+            (array,) = part(*(values[place] for place in places))
+            return array
+
+        found: jax.Array = self._run(run, *params)
+        return found
+
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
         """Quantizes a weight from the values of its `inputs`, in order."""
         recorded = weight.recorded

@@ -1,0 +1,71 @@
+"""The command ``aqtlite generate``."""
+
+import argparse
+import time
+from collections.abc import Iterator
+
+from aqtlite import kv_cache, llm
+from aqtlite.cli import output
+from aqtlite.cli.configs import from_file, of_preset
+from aqtlite.errors import UserError
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs ``aqtlite generate``."""
+    cfg = None
+    if args.config is not None:
+        cfg = from_file(args.config)
+    elif args.preset is not None:
+        cfg = of_preset(args.preset, args.fwd_bits)
+    bits = None if args.kv_bits == "float" else int(args.kv_bits)
+    messages = output.messages()
+    try:
+        sampling = llm.Sampling(temperature=args.temperature, top_p=args.top_p)
+        tokenizer = llm.load_tokenizer(args.tokenizer or args.source)
+        prompt = tokenizer.encode(args.prompt)
+        if not prompt:
+            raise UserError("--prompt has no token: give it a text")
+        began = time.perf_counter()
+        loaded = llm.load(args.source, cfg, dtype=args.dtype)
+        read = time.perf_counter()
+        generation = llm.compile_generation(
+            loaded.decoder,
+            len(prompt),
+            args.max_tokens,
+            cache=None if bits is None else kv_cache.config_for(bits),
+            sampling=sampling,
+        )
+        found = generation.tokens(prompt, args.seed, tokenizer.stop)
+    except ModuleNotFoundError as error:
+        raise UserError(str(error)) from error
+    except (ValueError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(" ".join(str(error).split())) from error
+    compiled = time.perf_counter()
+    messages.print(loaded.summary(), soft_wrap=True)
+    messages.print(f"loaded in {read - began:.1f} s, compiled in {compiled - read:.1f}")
+    times: list[float] = [time.perf_counter()]
+    print(args.prompt, end="", flush=True)
+    for piece in tokenizer.decoded(_timed(found, times)):
+        print(piece, end="", flush=True)
+    print()
+    messages.print(_speed(len(prompt), times))
+
+
+def _timed(tokens: Iterator[int], times: list[float]) -> Iterator[int]:
+    """Notes when each token is known."""
+    for token in tokens:
+        times.append(time.perf_counter())
+        yield token
+
+
+def _speed(prompt: int, times: list[float]) -> str:
+    if len(times) == 1:
+        return f"prompt of {prompt} tokens; the text ends there"
+    text = f"prompt {prompt} tokens, {prompt / (times[1] - times[0]):.1f} per second"
+    steps = len(times) - 2
+    if steps:
+        speed = steps / (times[-1] - times[1])
+        text += f"; generated {steps + 1}, {speed:.1f} per second"
+    return text

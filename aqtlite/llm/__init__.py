@@ -1,0 +1,26 @@
+"""From the file of a language model to text: a decoder in NNX, and its generation.
+
+The decoder holds a file's integers as they are; `load` reads folders of Hugging Face
+and GGUF files by the maps of `names`. Read `decoder` first.
+"""
+
+from aqtlite.llm.config import DecoderConfig, Rope
+from aqtlite.llm.decoder import Decoder
+from aqtlite.llm.generation import Generation, compile_generation
+from aqtlite.llm.load import Loaded, load, moves_of
+from aqtlite.llm.sampling import Sampling
+from aqtlite.llm.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "Decoder",
+    "DecoderConfig",
+    "Generation",
+    "Loaded",
+    "Rope",
+    "Sampling",
+    "Tokenizer",
+    "compile_generation",
+    "load",
+    "load_tokenizer",
+    "moves_of",
+]

@@ -1,0 +1,162 @@
+"""A tokenizer from the key-value pairs of a GGUF file."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aqtlite import extras
+from aqtlite.checkpoint import CheckpointError
+
+_PREFIX = "tokenizer.ggml."
+
+_WORDS = {
+    "llama-bpe": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "gpt-2": (
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    ),
+}
+"""What texts are cut into before bytes are merged, by ``tokenizer.ggml.pre``: the
+regular expressions that the models' own ``tokenizer.json`` have."""
+
+_CONTROL, _BYTE = 3, 6
+"""Types of tokens, in ``tokenizer.ggml.token_type``."""
+
+
+def of_metadata(metadata: Mapping[str, Any], where: str) -> tuple[Any, frozenset[int]]:
+    """Makes a `tokenizers.Tokenizer`, and names the tokens that end a text.
+
+    Args:
+        metadata: the key-value pairs.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: if the pairs hold no tokenizer, or one of another kind.
+    """
+    package = extras.package("tokenizers")
+    own = {
+        key.removeprefix(_PREFIX): value
+        for key, value in metadata.items()
+        if key.startswith(_PREFIX)
+    }
+    kind, tokens = own.get("model"), own.get("tokens")
+    if not isinstance(tokens, list):
+        raise CheckpointError(
+            f"{where} holds no tokenizer ({_PREFIX}tokens): name a tokenizer.json "
+            "(--tokenizer)"
+        )
+    if kind == "gpt2":
+        made = _of_bytes(package, own, tokens, where)
+    elif kind == "llama":
+        made = _of_pieces(package, own, tokens, where)
+    else:
+        raise CheckpointError(
+            f"{where}: tokenizers of the kind {kind!r} are not made from GGUF, 'gpt2' "
+            "and 'llama' are: name a tokenizer.json (--tokenizer)"
+        )
+    types = np.asarray(own.get("token_type", np.zeros(len(tokens))))
+    special = [
+        package.AddedToken(token, special=True, normalized=False)
+        for token, one in zip(tokens, types.tolist(), strict=True)
+        if one == _CONTROL
+    ]
+    made.add_special_tokens(special)
+    bos = own.get("bos_token_id")
+    if own.get("add_bos_token", kind == "llama") and bos is not None:
+        name = _token(tokens, bos, where)
+        made.post_processor = package.processors.TemplateProcessing(
+            single=f"{name} $A".replace(":", r"\:") if ":" in name else [name, "$A"],
+            special_tokens=[(name, bos)],
+        )
+    stop = {own.get(f"{one}_token_id") for one in ("eos", "eot", "eom")}
+    return made, frozenset(one for one in stop if isinstance(one, int))
+
+
+def _of_bytes(
+    package: Any, own: Mapping[str, Any], tokens: Sequence[str], where: str
+) -> Any:
+    """Byte-level BPE, as GPT-2, Llama 3 and Qwen have it."""
+    name = own.get("pre", "gpt-2")
+    if name not in _WORDS:
+        raise CheckpointError(
+            f"{where}: {_PREFIX}pre is {name!r}, and {', '.join(_WORDS)} are known: "
+            "name a tokenizer.json (--tokenizer)"
+        )
+    merges = [tuple(one.split(" ")) for one in own.get("merges", ())]
+    if not merges or any(len(one) != 2 for one in merges):
+        raise CheckpointError(f"{where}: {_PREFIX}merges is no list of pairs")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    made = package.Tokenizer(
+        _model(package.models.BPE, where, vocab=vocabulary, merges=merges)
+    )
+    split = package.pre_tokenizers.Split(
+        package.Regex(_WORDS[name]), behavior="isolated"
+    )
+    to_bytes = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = package.pre_tokenizers.Sequence([split, to_bytes])
+    made.decoder = package.decoders.ByteLevel()
+    return made
+
+
+def _of_pieces(
+    package: Any, own: Mapping[str, Any], tokens: Sequence[str], where: str
+) -> Any:
+    """BPE of SentencePiece: pairs are merged into the piece with the best score."""
+    scores = own.get("scores")
+    if scores is None or len(scores) != len(tokens):
+        raise CheckpointError(f"{where}: {_PREFIX}scores has to be one for each token")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    made = package.Tokenizer(
+        _model(
+            package.models.BPE,
+            where,
+            vocab=vocabulary,
+            merges=list(_merges(vocabulary, np.asarray(scores))),
+            unk_token=_token(tokens, own.get("unknown_token_id", 0), where),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    decoders, normalizers = package.decoders, package.normalizers
+    steps = [normalizers.Replace(" ", "\u2581")]
+    after = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if own.get("add_space_prefix", True):
+        steps.insert(0, normalizers.Prepend("\u2581"))
+        after.append(decoders.Strip(" ", 1, 0))
+    made.normalizer = normalizers.Sequence(steps)
+    made.decoder = decoders.Sequence(after)
+    return made
+
+
+def _merges(
+    vocabulary: Mapping[str, int], scores: np.ndarray
+) -> Iterator[tuple[str, str]]:
+    """The pairs that make a piece, those of the best pieces first."""
+    found = []
+    for piece, number in vocabulary.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in vocabulary and right in vocabulary:
+                order = vocabulary[left], vocabulary[right]
+                found.append((-float(scores[number]), order, (left, right)))
+    return (pair for _, _, pair in sorted(found))
+
+
+def _token(tokens: Sequence[str], number: Any, where: str) -> str:
+    if type(number) is not int or not 0 <= number < len(tokens):
+        raise CheckpointError(f"{where} names the token {number!r}, and has none")
+    return tokens[number]
+
+
+def _model(make: Any, where: str, **fields: Any) -> Any:
+    try:
+        return make(**fields)
+    except Exception as error:  # The package raises nothing narrower.
+        raise CheckpointError(f"{where}: its tokenizer is damaged: {error}") from error

@@ -1,0 +1,282 @@
+"""The config of a decoder, from the ``config.json`` of Hugging Face."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from aqtlite.checkpoint import CheckpointError
+from aqtlite.checkpoint.quantized_formats.settings import Settings
+from aqtlite.llm.config import DecoderConfig, Rope, linear_factors, llama3_factors
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def config_of(settings: Settings, *, has_head: bool) -> DecoderConfig:
+    """Reads the config of a decoder.
+
+    What a config leaves out has the default of its class in `transformers`.
+
+    Args:
+        settings: contents of ``config.json``.
+        has_head: whether the checkpoint holds a matrix for logits.
+
+    Raises:
+        CheckpointError: if the family is another, a field is missing or of another
+            type, or the model has a part that the decoder lacks.
+    """
+    family = settings.one_of("model_type", tuple(_FAMILIES))
+    if settings.values.get("tie_word_embeddings") is not None:
+        has_head = not settings.flag("tie_word_embeddings", default=False)
+    try:
+        fields = {**_FAMILIES[family](settings), "tied": not has_head}
+        return DecoderConfig(**fields)
+    except ValueError as error:
+        raise CheckpointError(f"{settings.where}: {error}") from error
+
+
+def _common(
+    settings: Settings, *, eps: float = 1e-6, bias: bool = False, kv: int | None = None
+) -> dict[str, Any]:
+    """The fields that Llama and its descendants share."""
+    width = settings.integer("hidden_size", 1)
+    heads = settings.integer("num_attention_heads", 1)
+    bias = settings.flag("attention_bias", bias)
+    size = settings.integer("head_dim", 1, max(width // heads, 1))
+    fields = {
+        "vocabulary": settings.integer("vocab_size", 1),
+        "width": width,
+        "heads": heads,
+        "kv_heads": settings.integer("num_key_value_heads", 1, kv or heads),
+        "head_size": size,
+        "hidden": settings.integer("intermediate_size", 1),
+        "length": settings.integer("max_position_embeddings", 1, 2048),
+        "eps": number(settings, "rms_norm_eps", eps),
+        "activation": _activation(settings, "hidden_act", "silu"),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": settings.flag("mlp_bias", default=False),
+    }
+    rope = _rope(settings, size, 10_000.0)
+    return {**fields, **_layers(settings, rope)}
+
+
+def _llama(settings: Settings) -> dict[str, Any]:
+    return _common(settings)
+
+
+def _mistral(settings: Settings) -> dict[str, Any]:
+    fields = _common(settings, kv=8)
+    if "layer_types" in settings.values:
+        return fields
+    return {**fields, "windows": (_window(settings, 4096),) * len(fields["ropes"])}
+
+
+def _qwen2(settings: Settings) -> dict[str, Any]:
+    fields = _common(settings, kv=32)
+    return {**_qwen_windows(settings, fields), "qkv_bias": True, "out_bias": False}
+
+
+def _qwen3(settings: Settings) -> dict[str, Any]:
+    fields = _common(settings, kv=32)
+    if settings.values.get("head_dim") is None:
+        fields["head_size"] = 128
+        rope = _rope(settings, 128, 10_000.0)
+        fields["ropes"] = (rope,) * len(fields["ropes"])
+    return {**_qwen_windows(settings, fields), "qk_norm": True}
+
+
+def _qwen_windows(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
+    """Layers from ``max_window_layers`` on have windows, if any do."""
+    if "layer_types" in settings.values:
+        return fields
+    window = None
+    if settings.flag("use_sliding_window", default=False):
+        window = _window(settings, 4096)
+    first, count = settings.integer("max_window_layers", 0, 28), len(fields["ropes"])
+    windows = tuple(window if i >= first else None for i in range(count))
+    return {**fields, "windows": windows}
+
+
+def _gemma(settings: Settings) -> dict[str, Any]:
+    fields = _common(settings, kv=16)
+    if settings.values.get("head_dim") is None:
+        raise settings.wrong("head_dim", "an integer of at least 1")
+    key = "hidden_activation"
+    if settings.values.get(key) is None:
+        activation: Any = "gelu_tanh"  # As `transformers` reads "gelu" of old files.
+    else:
+        activation = _activation(settings, key, "gelu_pytorch_tanh")
+    return {
+        **fields,
+        "norm": "rms_plus_one",
+        "activation": activation,
+        "embedding_scale": math.sqrt(fields["width"]),
+    }
+
+
+def _gemma3(settings: Settings) -> dict[str, Any]:
+    fields = _gemma(settings)
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if settings.values.get(key) is not None:
+            raise settings.wrong(key, "null: scores and logits are not capped here")
+    count, size = len(fields["ropes"]), fields["head_size"]
+    types = settings.strings("layer_types")
+    if not types:
+        pattern = settings.integer("sliding_window_pattern", 1, 6)
+        types = tuple(
+            "full_attention" if (i + 1) % pattern == 0 else "sliding_attention"
+            for i in range(count)
+        )
+    window = _window(settings, 4096)
+    by_type = settings.inner("rope_parameters")
+    if by_type is not None and by_type.inner("full_attention") is not None:
+        ropes = {
+            kind: _rope_of(by_type.inner(kind) or by_type, size, theta)
+            for kind, theta in (
+                ("full_attention", 1_000_000.0),
+                ("sliding_attention", 10_000.0),
+            )
+        }
+    else:
+        local = number(settings, "rope_local_base_freq", 10_000.0)
+        ropes = {
+            "full_attention": _rope(settings, size, 1_000_000.0),
+            "sliding_attention": Rope(theta=local),
+        }
+    return {
+        **fields,
+        "windows": _windows_of(settings, types, window, count),
+        "ropes": tuple(ropes[one] for one in types),
+        "qk_norm": True,
+        "post_norms": True,
+        "score_scale": number(settings, "query_pre_attn_scalar", 256.0) ** -0.5,
+    }
+
+
+def _gpt2(settings: Settings) -> dict[str, Any]:
+    width, heads = settings.integer("n_embd", 1), settings.integer("n_head", 1)
+    for key, only in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):
+        settings.one_of(key, (only,), only)
+    positions = settings.integer("n_positions", 1, 1024)
+    count = settings.integer("n_layer", 1)
+    return {
+        "vocabulary": settings.integer("vocab_size", 1),
+        "width": width,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_size": width // heads,
+        "hidden": settings.integer("n_inner", 1, 4 * width),
+        "positions": positions,
+        "length": positions,
+        "norm": "layer",
+        "eps": number(settings, "layer_norm_epsilon", 1e-5),
+        "activation": _activation(settings, "activation_function", "gelu_new"),
+        "gated": False,
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "ropes": (None,) * count,
+        "windows": (None,) * count,
+    }
+
+
+_FAMILIES: dict[str, Callable[[Settings], dict[str, Any]]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+}
+"""Fields of a `DecoderConfig`, by `model_type`."""
+
+
+def _layers(settings: Settings, rope: Rope) -> dict[str, Any]:
+    """The fields with an entry for each layer."""
+    count = settings.integer("num_hidden_layers", 1)
+    windows: tuple[int | None, ...] = (None,) * count
+    types = settings.strings("layer_types")
+    if types:
+        window = _window(settings, None) if "sliding_attention" in types else None
+        windows = _windows_of(settings, types, window, count)
+    return {"ropes": (rope,) * count, "windows": windows}
+
+
+def _windows_of(
+    settings: Settings, types: tuple[str, ...], window: int | None, count: int
+) -> tuple[int | None, ...]:
+    kinds = {"full_attention": None, "sliding_attention": window}
+    if len(types) != count or not set(types) <= set(kinds):
+        raise settings.wrong("layer_types", f"{count} of {', '.join(kinds)}")
+    return tuple(kinds[one] for one in types)
+
+
+def _window(settings: Settings, default: int | None) -> int | None:
+    """The window of attention; None where the config says null."""
+    if "sliding_window" not in settings.values:
+        return default
+    if settings.values["sliding_window"] is None:
+        return None
+    return settings.integer("sliding_window", 1)
+
+
+def _activation(settings: Settings, key: str, default: str) -> str:
+    return _ACTIVATIONS[settings.one_of(key, tuple(_ACTIVATIONS), default)]
+
+
+def _rope(settings: Settings, size: int, theta: float) -> Rope:
+    """The rotary embedding: ``rope_parameters``, or the two fields of before."""
+    found = settings.inner("rope_parameters")
+    if found is not None:
+        return _rope_of(found, size, theta)
+    theta = number(settings, "rope_theta", theta)
+    scaling = settings.inner("rope_scaling")
+    return Rope(theta=theta) if scaling is None else _rope_of(scaling, size, theta)
+
+
+def _rope_of(settings: Settings, size: int, theta: float) -> Rope:
+    theta = number(settings, "rope_theta", theta)
+    if number(settings, "partial_rotary_factor", 1.0) != 1.0:
+        raise settings.wrong("partial_rotary_factor", "1: whole heads are rotated")
+    key = "rope_type" if "rope_type" in settings.values else "type"
+    kind = settings.one_of(key, ("default", "linear", "llama3"), "default")
+    if kind == "default":
+        return Rope(theta=theta)
+    factor = number(settings, "factor", None)
+    if kind == "linear":
+        return Rope(theta=theta, factors=linear_factors(factor, size))
+    low, high = (
+        number(settings, f"{name}_freq_factor", None) for name in ("low", "high")
+    )
+    if high <= low:
+        raise settings.wrong("high_freq_factor", f"above low_freq_factor, {low}")
+    length = number(settings, "original_max_position_embeddings", None)
+    factors = llama3_factors(
+        theta, size, factor=factor, low=low, high=high, length=length
+    )
+    return Rope(theta=theta, factors=factors)
+
+
+def number(settings: Settings, key: str, default: float | None) -> float:
+    """A positive number; `default` where the key is missing or null.
+
+    Raises:
+        CheckpointError: if it is none, or is missing and has no default.
+    """
+    value = settings.values.get(key)
+    if value is None and default is not None:
+        return default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and is_number and 0 < value < math.inf:
+        return float(value)
+    raise settings.wrong(key, "a positive number")

@@ -1,0 +1,239 @@
+"""From a checkpoint to a decoder, without a float copy of what is quantized."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import aqtlite
+from aqtlite import config, numerics
+from aqtlite.checkpoint import (
+    CheckpointError,
+    Move,
+    QuantizedCheckpoint,
+    load_quantized,
+    move_weights,
+)
+from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
+from aqtlite.llm import gguf, hugging_face, names
+from aqtlite.llm.config import DecoderConfig
+from aqtlite.llm.decoder import Decoder
+from aqtlite.llm.layers import Weight
+from aqtlite.qtensor.qtensor import QTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A decoder, and what became of the weights of its file."""
+
+    decoder: Decoder
+
+    kept: tuple[str, ...]
+    """Weights whose integers are the file's."""
+
+    rounded: tuple[str, ...]
+    """Weights that were floats, and are integers by the config."""
+
+    rounded_again: tuple[str, ...]
+    """Weights that were quantized on a grid that contractions do not take (GGUF's with
+    minima), or whose blocks the map cuts, and are integers by the config."""
+
+    decoded: tuple[str, ...]
+    """Weights like these, without a config: they are floats."""
+
+    def summary(self) -> str:
+        """What became of the weights, in a line."""
+        counts = {
+            "kept as the file's integers": self.kept,
+            "rounded": self.rounded,
+            "rounded again": self.rounded_again,
+            "decoded to floats": self.decoded,
+        }
+        texts = [f"{len(one)} {text}" for text, one in counts.items() if one]
+        return f"matrices: {', '.join(texts) or 'all in float'}"
+
+
+def moves_of(path: str | os.PathLike) -> tuple[DecoderConfig, tuple[Move, ...]]:
+    """The config of a checkpoint's model, and the map to a `Decoder`.
+
+    Args:
+        path: a folder of Hugging Face with its ``config.json``, or a GGUF file.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged, or of another family.
+    """
+    return _moves(load_quantized(path))
+
+
+def _moves(source: QuantizedCheckpoint) -> tuple[DecoderConfig, tuple[Move, ...]]:
+    if source.method == "gguf":
+        cfg = gguf.config_of(source)
+        return cfg, names.of_gguf(cfg)
+    folder = source.path if source.path.is_dir() else source.path.parent
+    file = folder / "config.json"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder} lacks config.json, which says what model the weights are of"
+        )
+    settings = Settings(read_json(file), str(file))
+    cfg = hugging_face.config_of(settings, has_head="lm_head.weight" in source)
+    family = settings.values["model_type"]
+    moves = names.of_hugging_face(family, cfg)
+    prefix = "transformer."
+    if family == "gpt2" and any(name.startswith(prefix) for name in source):
+        moves = names.with_prefix(moves, prefix)
+    return cfg, moves
+
+
+def load(
+    path: str | os.PathLike,
+    cfg: config.DotGeneral | None = None,
+    *,
+    dtype: Any = jnp.float32,
+) -> Loaded:
+    """Loads the decoder of a checkpoint, one weight after the other.
+
+    All names and shapes are checked before a weight is read. Integers of a quantized
+    file are contracted as they are: no float copy is made of them, not even for a
+    moment, where they are only moved.
+
+    Args:
+        path: a folder of Hugging Face (``config.json`` and ``.safetensors``), in float
+            or quantized as `checkpoint.load_quantized` reads it; or a GGUF file. The
+            families are Llama, Mistral, Qwen 2 and 3, Gemma 1 and 3, and GPT-2.
+        cfg: how matrices are contracted, such as ``config.weight_only(4)``: float ones
+            are quantized by ``cfg.fwd.rhs``; for integers of the file, activations are
+            quantized by ``cfg.fwd.lhs``. None leaves float ones in float, and
+            contracts floats with integers.
+        dtype: dtype of float weights, activations and float caches.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged, of another family, or not
+            complete.
+        ValueError: if `cfg` needs statistics, or rotates or smooths.
+    """
+    if cfg is not None:
+        check_config(cfg)
+    source = load_quantized(path)
+    of_decoder, moves = _moves(source)
+    make = functools.partial(Decoder, of_decoder, dtype=dtype)
+    decoder = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
+    shapes = nnx.to_pure_dict(nnx.state(decoder))
+    weights = move_weights(source, moves, shapes)
+    matrices = {
+        "/".join(map(str, path)): module
+        for path, module in nnx.iter_modules(decoder)
+        if isinstance(module, Weight)
+    }
+    fates: dict[str, list[str]] = {"kept": [], "rounded": [], "again": [], "off": []}
+    for name in weights:
+        module, _, leaf = name.rpartition("/")
+        value = weights[name]
+        if leaf == "weight" and module in matrices:
+            fate = _put(matrices[module], module, of_decoder, value, cfg, dtype)
+            if fate is not None:
+                fates[fate].append(name)
+            continue
+        _variable(decoder, name).set_value(_float(value, dtype))
+    return Loaded(
+        decoder, *(tuple(fates[key]) for key in ("kept", "rounded", "again", "off"))
+    )
+
+
+def _put(
+    matrix: Weight,
+    name: str,
+    of_decoder: DecoderConfig,
+    value: Any,
+    cfg: config.DotGeneral | None,
+    dtype: Any,
+) -> str | None:
+    """Gives a matrix its weight; returns what became of it."""
+    is_contracted = name != "positions" and (name != "tokens" or of_decoder.tied)
+    if isinstance(value, QTensor) and value.offset is None:
+        base = config.weight_only() if cfg is None else cfg
+        own = config.update(base, {"fwd.rhs": tensor_config_of(value)})
+        arrays = jax.tree.map(jnp.asarray, value)
+        matrix.set_quantized(arrays.astype(dtype), own)
+        return "kept"
+    was_quantized = isinstance(value, QTensor)
+    floats = _float(value, dtype)
+    if cfg is None or not cfg.fwd.rhs.is_quantized or not is_contracted:
+        matrix.weight.set_value(floats)
+        return "off" if was_quantized else None
+    matrix.set_quantized(quantized_by(floats, cfg.fwd.rhs), cfg)
+    return "again" if was_quantized else "rounded"
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def quantized_by(x: jax.Array, tensor: config.Tensor) -> QTensor:
+    """Quantizes a matrix (outputs, inputs)."""
+    return aqtlite.quantize(x, tensor, axes=1)
+
+
+def _float(value: Any, dtype: Any) -> jax.Array:
+    floats = value.dequant() if isinstance(value, QTensor) else value
+    return jnp.asarray(np.asarray(floats).astype(dtype))
+
+
+def _variable(model: nnx.Module, name: str) -> nnx.Variable:
+    """The variable at a path."""
+    node: Any = model
+    for step in name.split("/"):
+        node = node[int(step)] if step.isdecimal() else getattr(node, step)
+    variable: nnx.Variable = node
+    return variable
+
+
+def tensor_config_of(q: QTensor) -> config.Tensor:
+    """The config that would have made a matrix, by its grid and blocks.
+
+    Args:
+        q: a matrix that is contracted along its last axis.
+    """
+    grid = q.numerics
+    if grid is None:
+        bits = {"int4": 4, "int8": 8}[q.qvalue.dtype.name]
+        grid = numerics.IntSymmetric(bits=bits)
+    rows, columns = q.blocks
+    if columns == q.shape[1]:
+        if rows == q.shape[0] > 1:
+            return config.Tensor(numerics=grid, calib_shared_axes="per_tensor")
+        return config.Tensor(numerics=grid)
+    blocks = config.Blocks(size=columns, remaining_size=rows)
+    return config.Tensor(numerics=grid, blocks=blocks)
+
+
+def check_config(cfg: config.DotGeneral) -> None:
+    """Checks that weights can be quantized by a config without data.
+
+    Raises:
+        TypeError: if it is no `config.DotGeneral`.
+        ValueError: if it needs statistics, learned scales or the weights of pairs.
+    """
+    if not isinstance(cfg, config.DotGeneral):
+        raise TypeError(f"cfg is a config.DotGeneral, got {type(cfg).__name__}")
+    fwd = cfg.fwd
+    given: Mapping[str, Any] = {
+        "fwd.rotation": fwd.rotation,
+        "fwd.smoothing": fwd.smoothing,
+        "fwd.rhs.rounding": fwd.rhs.rounding,
+    }
+    for path, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{path}={value!r} takes a conversion with data (aqtlite convert); "
+                "leave it None to quantize weights as they are loaded"
+            )
+    for path, one in (("fwd.lhs", fwd.lhs), ("fwd.rhs", fwd.rhs)):
+        if one.calibration.has_state or one.calibration.is_learned:
+            raise ValueError(
+                f"{path}.calibration={one.calibration!r} takes statistics or training "
+                "(aqtlite convert); calibration.AbsMax() looks at the array alone"
+            )

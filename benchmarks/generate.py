@@ -1,0 +1,194 @@
+"""Tokens per second of decoders with random weights, by bits, and memory's speed.
+
+    python -m benchmarks.generate [--parameters 100] [--tokens 32] [--quick]
+
+A Llama-like decoder of about so many million parameters continues a prompt in float32,
+int8 and int4, with float32 or int8 keys and values; alternatives take turns, one token
+each, and the medians are shown. `memory` is what the token's weights would take at the
+speed of a read of them: the column `of memory` is the share that is reached. If the
+packages are installed, `transformers` continues the same weights in float32.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from aqtlite import config, kv_cache, llm
+from aqtlite.llm.layers import Weight
+from aqtlite.llm.load import quantized_by
+
+VOCABULARY = 32_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a decoder is served."""
+
+    cfg: config.DotGeneral | None
+    cache: config.DotGeneral | None
+
+
+WAYS: Mapping[str, Way] = {
+    "float32": Way(None, None),
+    "int8 weights": Way(config.weight_only(8), kv_cache.config_for(8)),
+    "int8 weights and activations": Way(config.qat(8), kv_cache.config_for(8)),
+    "int4 weights, int8 activations": Way(config.w4a8(), kv_cache.config_for(8)),
+}
+
+
+def config_of(parameters: int, vocabulary: int = VOCABULARY) -> llm.DecoderConfig:
+    """A decoder of about so many parameters, of the proportions of Llama 3.2."""
+    layers, size = 2, 64
+    while True:
+        width = size * layers
+        layer = width * width * 5 // 2 + 3 * width * 4 * width
+        if layers * layer + vocabulary * width >= parameters:
+            break
+        layers += 2
+    heads = width // size
+    return llm.DecoderConfig(
+        vocabulary=vocabulary,
+        width=width,
+        heads=heads,
+        kv_heads=max(heads // 4, 1) if heads % 4 == 0 else heads,
+        head_size=size,
+        hidden=4 * width,
+        ropes=(llm.Rope(theta=500_000.0),) * layers,
+        windows=(None,) * layers,
+        tied=True,
+    )
+
+
+def decoder_of(cfg: llm.DecoderConfig, way: Way) -> llm.Decoder:
+    """A decoder with random weights, quantized one after the other."""
+    decoder = llm.Decoder(cfg, rngs=nnx.Rngs(0))
+    if way.cfg is not None:
+        for _, module in nnx.iter_modules(decoder):
+            if isinstance(module, Weight):
+                weight = module.weight.get_value()
+                module.set_quantized(quantized_by(weight, way.cfg.fwd.rhs), way.cfg)
+    return decoder
+
+
+def bytes_of(decoder: llm.Decoder) -> float:
+    """Bytes of the weights, those of int4 as they are packed for the processor."""
+    leaves = jax.tree.leaves(nnx.state(decoder))
+    widths = {jnp.dtype("int4"): 0.5}
+    return sum(x.size * widths.get(x.dtype, x.dtype.itemsize) for x in leaves)
+
+
+def memory_speed(size: int = 1 << 28, rounds: int = 5) -> float:
+    """Bytes per second that a sum of float32 reads."""
+    x = jnp.ones(size // 4, jnp.float32)
+    add = jax.jit(jnp.sum)
+    add(x).block_until_ready()
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        add(x).block_until_ready()
+        taken.append(time.perf_counter() - start)
+    return size / min(taken)
+
+
+def tokens_of(
+    decoder: llm.Decoder, way: Way, prompt: int, tokens: int
+) -> Callable[[], Iterator[int]]:
+    """A function that begins a text."""
+    generation = llm.compile_generation(decoder, prompt, tokens, cache=way.cache)
+    given = np.arange(prompt) % decoder.cfg.vocabulary
+    return lambda: generation.tokens(given.tolist())
+
+
+def with_transformers(
+    cfg: llm.DecoderConfig, prompt: int, tokens: int
+) -> Callable[[], Iterator[int]]:
+    """The same decoder by transformers, in float32."""
+    import torch
+    import transformers
+
+    theirs = transformers.LlamaConfig(
+        vocab_size=cfg.vocabulary,
+        hidden_size=cfg.width,
+        num_hidden_layers=cfg.layers,
+        num_attention_heads=cfg.heads,
+        num_key_value_heads=cfg.kv_heads,
+        intermediate_size=cfg.hidden,
+        tie_word_embeddings=True,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(theirs).eval()
+
+    def begin() -> Iterator[int]:
+        given, past = torch.arange(prompt)[None], None
+        with torch.no_grad():
+            for _ in range(tokens):
+                made = model(given, past_key_values=past, use_cache=True)
+                given, past = made.logits[:, -1:].argmax(-1), made.past_key_values
+                yield int(given)
+
+    return begin
+
+
+def measured(
+    begins: Mapping[str, Callable[[], Iterator[int]]], tokens: int
+) -> dict[str, tuple[float, float]]:
+    """Seconds of the prompt, and the median of those of a token, by name."""
+    for begin in begins.values():
+        list(begin())
+    texts = {name: begin() for name, begin in begins.items()}
+    taken: dict[str, list[float]] = {name: [] for name in begins}
+    for _ in range(tokens):
+        for name, text in texts.items():
+            start = time.perf_counter()
+            next(text)
+            taken[name].append(time.perf_counter() - start)
+    return {name: (one[0], float(np.median(one[1:]))) for name, one in taken.items()}
+
+
+def table(parameters: int, prompt: int, tokens: int) -> list[list[str]]:
+    """Rows of the table, the first with the names of the columns."""
+    cfg = config_of(parameters)
+    speed = memory_speed()
+    begins: dict[str, Callable[[], Iterator[int]]] = {}
+    sizes: dict[str, float] = {}
+    for name, way in WAYS.items():
+        decoder = decoder_of(cfg, way)
+        begins[name] = tokens_of(decoder, way, prompt, tokens)
+        sizes[name] = bytes_of(decoder)
+    if importlib.util.find_spec("transformers") is not None:
+        begins["transformers, float32"] = with_transformers(cfg, prompt, tokens)
+    rows = [["weights", "MB", "prompt, tokens/s", "tokens/s", "of memory"]]
+    for name, (first, each) in measured(begins, tokens).items():
+        size = sizes.get(name, sizes["float32"])
+        cells = [f"{size / 1e6:.0f}", f"{prompt / first:.0f}", f"{1 / each:.1f}"]
+        rows.append([name, *cells, f"{size / speed / each:.2f}"])
+    millions = sizes["float32"] / 4e6
+    print(
+        f"{cfg.layers} layers of width {cfg.width}, {millions:.0f} million parameters; "
+        f"memory {speed / 1e9:.1f} GB/s"
+    )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parameters", type=float, default=100, help="millions")
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--quick", action="store_true", help="a tiny model")
+    options = parser.parse_args(argv)
+    millions = 3 if options.quick else options.parameters
+    first, *rest = table(int(millions * 1e6), options.prompt, options.tokens)
+    for row in (first, ["---"] * len(first), *rest):
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Generation: from tokens to tokens, from a text to a text, and the command."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import __main__ as program
+from aqtlite import config, llm
+from aqtlite.checkpoint import CheckpointError
+from aqtlite.llm import gguf_tokenizer
+from aqtlite.llm.sampling import sample
+from tests.llm.support import FOLDER, loaded, logits_of
+
+pytestmark = pytest.mark.code("quick")
+
+PROMPT = "the dog sat on"
+
+
+def greedy(decoder, tokens, count):
+    """Tokens by full forwards, without a cache."""
+    tokens = list(tokens)
+    length = len(tokens) + count
+    for n in range(len(tokens), length):
+        padded = jnp.asarray([tokens + [0] * (length - n)])
+        tokens.append(int(logits_of(decoder, padded)[0, n - 1].argmax()))
+    return tokens[-count:]
+
+
+def test_generation_takes_the_likeliest_tokens():
+    decoder, tokenizer = loaded("llama"), llm.load_tokenizer(FOLDER / "llama")
+    prompt = tokenizer.encode(PROMPT)
+    wanted = greedy(decoder, prompt, 5)
+    generation = llm.compile_generation(decoder, len(prompt), 5)
+    assert list(generation.tokens(prompt)) == wanted
+    last = wanted[-1]
+    assert list(generation.tokens(prompt, stop=[last])) == wanted[: wanted.index(last)]
+    with pytest.raises(ValueError, match="tokens, got 2"):
+        list(generation.tokens([3, 14]))
+    with pytest.raises(ValueError, match="token 272 .* vocabulary of 272"):
+        list(generation.tokens([272] * len(prompt)))
+
+
+def test_the_command_prints_the_text_and_its_speed(capsys):
+    words = ["generate", str(FOLDER / "llama"), "--prompt", PROMPT]
+    words += ["--max-tokens", "5", "--preset", "weight_only", "--kv-bits", "8"]
+    assert program.main(words) == 0
+    printed = capsys.readouterr()
+    tokenizer = llm.load_tokenizer(FOLDER / "llama")
+    decoder = llm.load(FOLDER / "llama", config.weight_only(8)).decoder
+    wanted = greedy(decoder, tokenizer.encode(PROMPT), 5)
+    assert printed.out == PROMPT + "".join(tokenizer.decoded(wanted)) + "\n"
+    assert "15 rounded" in printed.err and "per second" in printed.err
+
+
+def test_too_few_positions_are_refused():
+    with pytest.raises(ValueError, match="the 32 positions of the model"):
+        llm.compile_generation(loaded("gpt2"), 30, 3)
+    with pytest.raises(ValueError, match="a token or more"):
+        llm.compile_generation(loaded("gpt2"), 0, 3)
+
+
+def test_samples_have_the_probabilities_of_their_nucleus():
+    logits = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.1]))
+    keys = jax.random.split(jax.random.key(0), 4000)
+    for top_p, wanted in ((0.7, [2 / 3, 1 / 3, 0, 0]), (1.0, [0.5, 0.25, 0.15, 0.1])):
+        how = llm.Sampling(temperature=1.0, top_p=top_p)
+        draws = jax.vmap(lambda key, how=how: sample(logits, how, key))(keys)
+        found = np.bincount(draws, minlength=4) / len(keys)
+        np.testing.assert_allclose(found, wanted, atol=0.03)
+    assert int(sample(logits, llm.Sampling(), keys[0])) == 0
+    with pytest.raises(ValueError, match="top_p must be above 0"):
+        llm.Sampling(top_p=0.0)
+    with pytest.raises(ValueError, match="temperature must be 0 or more"):
+        llm.Sampling(temperature=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["qwen3"], r"has no tokenizer\.json"),
+        (["llama", "--preset", "static_int8"], r"fwd\.lhs\.calibration"),
+        (["llama", "--top-p", "2"], "top_p must be"),
+        (["llama", "--max-tokens", "0"], "a token or more"),
+    ],
+)
+def test_the_command_refuses(words, message, capsys):
+    source, *rest = words
+    given = ["generate", str(FOLDER / source), "--prompt", PROMPT, *rest]
+    assert program.main(given) == 2
+    assert message.replace("\\", "") in capsys.readouterr().err
+
+
+def pairs_of(family):
+    """The key-value pairs of GGUF that say what a tokenizer.json says."""
+    found = json.loads((FOLDER / family / "tokenizer.json").read_text())
+    vocabulary = found["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    special = {one["content"] for one in found["added_tokens"]}
+    merges = found["model"]["merges"]
+    return tokens, special, merges
+
+
+def test_a_tokenizer_of_bytes_is_made_from_gguf():
+    tokens, special, merges = pairs_of("llama")
+    pairs = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [" ".join(one) for one in merges],
+        "tokenizer.ggml.token_type": np.array(
+            [3 if t in special else 1 for t in tokens]
+        ),
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    made, stop = gguf_tokenizer.of_metadata(pairs, "file")
+    wanted = llm.load_tokenizer(FOLDER / "llama")
+    for text in (PROMPT, "the mat, the rug", "naïve"):
+        assert made.encode(text).ids == wanted.encode(text)
+    assert stop == {1}
+    given = llm.Tokenizer(made, stop)
+    assert "".join(given.decoded(given.encode("naïve cat"))) == "naïve cat"
+    for key, value, message in (
+        ("pre", "other", "pre is 'other'"),
+        ("model", "bert", "the kind 'bert'"),
+        ("merges", ["a b c"], "no list of pairs"),
+        ("tokens", None, "holds no tokenizer"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            gguf_tokenizer.of_metadata({**pairs, f"tokenizer.ggml.{key}": value}, "f")
+
+
+def test_a_tokenizer_of_pieces_is_made_from_gguf():
+    tokens, special, merges = pairs_of("mistral")
+    rank = {"".join(one): -float(i + 1) for i, one in enumerate(merges)}
+    pairs = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.array([rank.get(t, -1e3) for t in tokens]),
+        "tokenizer.ggml.token_type": np.array(
+            [3 if t in special else 1 for t in tokens]
+        ),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    made, stop = gguf_tokenizer.of_metadata(pairs, "file")
+    wanted = llm.load_tokenizer(FOLDER / "mistral")
+    for text in (PROMPT, "on a mat"):
+        assert made.encode(text).ids == [1, *wanted.encode(text)]
+    given = llm.Tokenizer(made, stop)
+    assert "".join(given.decoded(given.encode("the cat"))).strip() == "the cat"

@@ -1,0 +1,144 @@
+"""Quantized files: integers that are kept, rounded, rounded again, or refused."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import checkpoint, config, llm
+from aqtlite.checkpoint import CheckpointError
+from aqtlite.qtensor.qtensor import QTensor
+from tests.llm.support import (
+    FOLDER,
+    as_gguf,
+    check_close,
+    logits_of,
+    metadata,
+    quantized_weights,
+    reference,
+)
+
+pytestmark = pytest.mark.code("quick")
+
+LLAMA_GGUF = {
+    "general.architecture": "llama",
+    "llama.block_count": np.uint32(2),
+    "llama.context_length": np.uint32(64),
+    "llama.embedding_length": np.uint32(32),
+    "llama.feed_forward_length": np.uint32(48),
+    "llama.attention.head_count": np.uint32(4),
+    "llama.attention.head_count_kv": np.uint32(2),
+    "llama.attention.layer_norm_rms_epsilon": np.float32(1e-6),
+    "llama.rope.freq_base": np.float32(500000.0),
+}
+
+
+@pytest.fixture(scope="module")
+def of_llama():
+    return quantized_weights("llama", lambda name: True)
+
+
+@pytest.fixture(scope="module")
+def decoded(of_llama):
+    """Logits of the weights' floats, in float."""
+    tokens, _ = reference("llama")
+    decoder = llm.load(FOLDER / "llama").decoder
+    moved = checkpoint.move_weights(of_llama, llm.moves_of(FOLDER / "llama")[1])
+    for name, x in moved.items():
+        floats = x.dequant() if isinstance(x, QTensor) else jnp.asarray(x)
+        node = decoder
+        for step in name.split("/"):
+            node = node[int(step)] if step.isdecimal() else getattr(node, step)
+        node.set_value(floats)
+    return logits_of(decoder, jnp.asarray(tokens))
+
+
+def test_integers_of_a_folder_are_contracted_as_they_are(of_llama, decoded, tmp_path):
+    path = tmp_path / "quantized"
+    checkpoint.save_quantized(
+        path, of_llama, format="compressed-tensors", metadata=metadata("llama")
+    )
+    found = llm.load(path)
+    assert len(found.kept) == 14 and not found.rounded and not found.rounded_again
+    q = found.decoder.layers[1].mlp.up.weight.get_value()
+    wanted = of_llama["model.layers.1.mlp.up_proj.weight"]
+    np.testing.assert_array_equal(q.qvalue, wanted.qvalue)
+    np.testing.assert_array_equal(q.scale, wanted.scale)
+    tokens, _ = reference("llama")
+    check_close(logits_of(found.decoder, jnp.asarray(tokens)), decoded, 1e-5)
+
+
+def test_a_gguf_file_has_the_logits_of_its_folder(of_llama, decoded, tmp_path):
+    path = tmp_path / "model.gguf"
+    weights = as_gguf(of_llama, heads=4, kv_heads=2)
+    rope = llm.moves_of(FOLDER / "llama")[0].ropes[0]
+    weights["rope_freqs.weight"] = np.asarray(rope.factors, np.float32)
+    checkpoint.save_quantized(path, weights, format="gguf", metadata=LLAMA_GGUF)
+    found = llm.load(path)
+    assert len(found.kept) == 14
+    tokens, _ = reference("llama")
+    check_close(logits_of(found.decoder, jnp.asarray(tokens)), decoded, 1e-5)
+
+
+def test_a_preset_rounds_matrices_and_the_tied_table():
+    found = llm.load(FOLDER / "qwen2", config.weight_only(8))
+    assert len(found.rounded) == 2 * 7 + 1 and "tokens/weight" in found.rounded
+    tokens, wanted = reference("qwen2")
+    check_close(logits_of(found.decoder, jnp.asarray(tokens)), wanted, 0.05)
+
+
+def edited(family, folder, **changes):
+    shutil.copytree(FOLDER / family, folder)
+    file = folder / "config.json"
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({k: v for k, v in values.items() if v != "removed"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type has to be one of 'llama'"),
+        ({"hidden_size": "removed"}, "hidden_size has to be an integer"),
+        ({"hidden_size": 64}, "the map makes .* and the variable has"),
+        ({"num_hidden_layers": 3}, "no line of the map makes .*layers/2"),
+        ({"num_hidden_layers": 1}, "layers/1.*which is no variable"),
+        ({"num_key_value_heads": 3}, "no multiple of kv_heads=3"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps has to be a positive number"),
+        ({"hidden_act": "relu"}, "hidden_act has to be one of 'silu'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type has to be one of"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(changes, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        llm.load(edited("llama", tmp_path / "edited", **changes))
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    shutil.copy(FOLDER / "llama" / "model.safetensors", tmp_path)
+    with pytest.raises(CheckpointError, match=r"lacks config\.json"):
+        llm.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (config.static_int8(), r"fwd\.lhs\.calibration"),
+        (config.gptq(), r"fwd\.rhs\.rounding"),
+        (config.update(config.qat(8), {"fwd.rotation": config.Hadamard()}), "rotation"),
+    ],
+)
+def test_configs_that_need_data_are_refused(cfg, message):
+    with pytest.raises(ValueError, match=message):
+        llm.load(FOLDER / "llama", cfg)
+
+
+def test_maps_convert_into_a_decoder(tmp_path):
+    """The ready map is one of `aqtlite.checkpoint.convert_checkpoint`."""
+    cfg, moves = llm.moves_of(FOLDER / "gpt2")
+    moved = checkpoint.move_weights(checkpoint.load_quantized(FOLDER / "gpt2"), moves)
+    assert moved["layers/1/attention/k/weight"].shape == (32, 32)
+    assert checkpoint.moves_from_json(checkpoint.moves_to_json(moves)) == moves
+    assert cfg.positions == 32
