@@ -334,7 +334,7 @@ class _SumOfTiles(TargetDependent):
         return operation, pieces
 
     def _suits_kernel(self, operation, given):
-        lhs, lhs_zero, _, rhs, rhs_zero, rhs_scale = given
+        lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
         kind, accumulator = self.how.kind, self.how.accumulator
         is_kind = kind in ("integers", "integers in float", "mixed")
         if not is_kind or accumulator is not None or not isinstance(operation, Dot):
@@ -345,7 +345,10 @@ class _SumOfTiles(TargetDependent):
         has_zero = lhs_zero is not None or rhs_zero is not None
         if has_zero or rhs_scale is None or not is_lhs:
             return False
-        is_whole = rhs.shape[-1] % (int4_products.BLOCK * self.counts[-1]) == 0
+        has_tiles = rhs_scale.shape[-1:] == self.counts and (
+            lhs_scale is None or lhs_scale.shape[-1] in (1, *self.counts)
+        )
+        is_whole = has_tiles and rhs.shape[-1] % (int4_products.BLOCK * self.counts[-1]) == 0
         return is_whole and int4_products.takes(lhs, rhs, operation.dims)
 
     def _by_kernel(self, operation, given):
