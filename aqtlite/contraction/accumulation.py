@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from aqtlite import lowering, numerics
 from aqtlite.config.arithmetic import Form
-from aqtlite.contraction.execution import ContractionExecution, OperandExecution
+from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import Dot, exact, gpu, int4_products, narrow
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation, Side
@@ -348,7 +348,9 @@ class _SumOfTiles(TargetDependent):
         has_tiles = rhs_scale.shape[-1:] == self.counts and (
             lhs_scale is None or lhs_scale.shape[-1] in (1, *self.counts)
         )
-        is_whole = has_tiles and rhs.shape[-1] % (int4_products.BLOCK * self.counts[-1]) == 0
+        is_whole = (
+            has_tiles and rhs.shape[-1] % (int4_products.BLOCK * self.counts[-1]) == 0
+        )
         return is_whole and int4_products.takes(lhs, rhs, operation.dims)
 
     def _by_kernel(self, operation, given):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import digits, int4_kernel, processor
+from aqtlite.lowering import custom_call, digits, int4_kernel, processor
 from aqtlite.lowering.int4_kernel import BLOCK, LANES, Kernel
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import dimension_numbers as dn
@@ -37,7 +37,7 @@ def is_available(target: Target) -> bool:
 
 def runs_here() -> bool:
     """Returns True if the kernel is installed and this processor runs it."""
-    return processor.multiplies_bytes() and int4_kernel.version() is not None
+    return processor.multiplies_bytes() and custom_call.is_available()
 
 
 def takes(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
@@ -105,7 +105,9 @@ def digits_of_tiles(
 
 
 def _has_dots() -> bool:
-    return processor.adds_products_of_bytes() and int4_kernel.compiles_dots()
+    known = custom_call.host_features()
+    has_wide = {"avx512vnni", "avx512vl"} <= known
+    return processor.adds_products_of_bytes() and (has_wide or "avxvnni" in known)
 
 
 def _call(

@@ -92,9 +92,9 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
-    if is_int4 and argument and int4_products.runs_here():
-        if int4_products.has_fast_sums(lhs, rhs, dims):
-            return None  # Read as it is.
+    is_read_as_stored = argument == 1 and int4_products.runs_here()
+    if is_read_as_stored and int4_products.has_fast_sums(lhs, rhs, dims):
+        return None
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
