@@ -58,7 +58,7 @@ def is_available() -> bool:
 
 def knows(header: str) -> bool:
     """Returns True if XLA's structures are those that are known here."""
-    if _version(header)[:1] != (_MAJOR,):
+    if _version(header)[:1] != (_MAJOR,) or "_Extension_Metadata = 1," not in header:
         return False
     for name, fields in _FIELDS.items():
         found = re.search(rf"\bstruct XLA_FFI_{name} {{(.*?)\n}};", header, re.DOTALL)
@@ -262,6 +262,7 @@ class Function(abc.ABC):
 
     def _handle(self, frame: Any, part: Any, work: Any) -> None:
         extension = self.load(frame, _EXTENSION, self.pointer)
+        # XLA asks for metadata once, by a frame with such an extension.
         with self.at.if_then(self.at.icmp_unsigned("!=", extension, self.null)):
             metadata = self.load(extension, _METADATA, self.pointer)
             for i, value in enumerate((*_version(_header())[:2], 0)):

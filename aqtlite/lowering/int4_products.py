@@ -25,6 +25,8 @@ _PRODUCTS = 2**20
 
 _RAISED_BY = np.int32(8)
 
+_Typed = jax.Array | jax.ShapeDtypeStruct
+
 
 def is_available(target: Target) -> bool:
     """Returns True if programs for a target may call the kernel.
@@ -40,7 +42,7 @@ def runs_here() -> bool:
     return processor.multiplies_bytes() and custom_call.is_available()
 
 
-def takes(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
+def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     """Returns True if the kernel contracts operands: their last axes, rhs of int4."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
@@ -51,7 +53,7 @@ def takes(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
     return is_whole and math.prod(columns) >= LANES
 
 
-def has_fast_sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
+def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     """Returns True if `sums` takes operands, and less time than products of int8."""
     return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
 
