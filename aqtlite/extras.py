@@ -6,6 +6,7 @@ from typing import Any
 
 EXTRAS = {
     "ai_edge_litert": "edge",
+    "llvmlite": "cpu",
     "litert_converter": "edge",
     "onnx": "onnx",
     "onnxruntime": "onnx",
@@ -33,6 +34,11 @@ def require(name: str) -> None:
             f"{extra}: pip install 'aqtlite[{extra}]'",
             name=name,
         )
+
+
+def is_installed(name: str) -> bool:
+    """Returns True if a package is installed, without importing it."""
+    return importlib.util.find_spec(name) is not None
 
 
 def package(name: str) -> Any:

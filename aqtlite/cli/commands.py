@@ -14,8 +14,8 @@ from aqtlite.cli import (
     completion,
     config_options,
     edge_options,
-    report_options,
     generate_options,
+    report_options,
     shared_options,
 )
 

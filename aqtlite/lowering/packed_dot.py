@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import cpu, layouts, pairs, plain, processor, target
+from aqtlite.lowering import (
+    cpu,
+    int4_products,
+    layouts,
+    pairs,
+    plain,
+    processor,
+    target,
+)
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import shape_of
@@ -84,6 +92,9 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
+    is_read_as_stored = argument == 1 and int4_products.runs_here()
+    if is_read_as_stored and int4_products.has_fast_sums(lhs, rhs, dims):
+        return None
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:

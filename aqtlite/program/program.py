@@ -79,6 +79,7 @@ class Program:
         """Returns the states of a contraction, and the parameters of its adapter."""
         if not one.collections:
             return States()
+        assert isinstance(one, PlannedContraction)  # Lookups use none.
         states = self.states_in(one, self.state)
         return low_rank.with_key(one, states, self.dropout)
 
