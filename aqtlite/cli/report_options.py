@@ -10,9 +10,9 @@ the dtypes that it asks for and those that it runs in, its share of the work,
 float copies of weights, exchanges between devices, memory. Nothing runs.
 
 The factory is that of 'aqtlite plan'. With two factories, compare: what the
-second changes, contraction by contraction. With --config, --preset or --rules,
-the last model is quantized by them, so that one factory twice compares a model
-with itself quantized.
+second changes, contraction by contraction. --config, --preset and --rules
+quantize the last model: one factory twice compares a model with itself
+quantized.
 """
 
 EXAMPLES = """\
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``aqtlite report``."""
     parser.add_argument(
         "models",
-        metavar="MODULE:FACTORY",
+        metavar="FACTORY",
         nargs="+",
         type=shared_options.place,
         help="one or two functions that return (model, sample_args[, sample_kwargs]), "
