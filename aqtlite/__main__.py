@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from aqtlite import cli
-from aqtlite.demo import options as demo_options
 from aqtlite.errors import UserError
+from aqtlite_demo import options as demo_options
 
 
 def _run_demo(args: argparse.Namespace) -> int:
     options = demo_options.from_arguments(args)
     try:
-        from aqtlite.demo import run
+        from aqtlite_demo import run
     except ModuleNotFoundError as e:
         if e.name is None or e.name.startswith("aqtlite"):
             raise

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config, kv_cache, numerics
-from aqtlite.demo.model import Transformer
+from aqtlite_demo.model import Transformer
 from benchmarks.workloads import kv_cache as decoding
 
 FLOAT, BASE = "float32", "int8"

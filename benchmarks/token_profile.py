@@ -31,9 +31,9 @@ import rich.box
 import rich.table
 
 from aqtlite import config
-from aqtlite.demo import generate
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import calibrate, convert
+from aqtlite_demo import generate
+from aqtlite_demo.model import Transformer
 from benchmarks.harness import arguments as arguments_lib
 from benchmarks.harness import contestants, tables
 

@@ -110,7 +110,7 @@ def test_each_file_of_the_way_opens_with_its_neighbours():
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").glob("*.py"),
         *(ROOT / "notebooks").glob("*.ipynb"),
-        *(PACKAGE / "demo").glob("*.py"),
+        *(ROOT / "aqtlite_demo").glob("*.py"),
         ROOT / "README.md",
     ],
     ids=lambda path: path.name,
@@ -121,6 +121,6 @@ def test_users_are_shown_public_modules_only(path):
     private = {
         name
         for name in names
-        if name not in PUBLIC and not name.startswith("aqtlite.demo")
+        if name not in PUBLIC and not name.startswith("aqtlite_demo")
     }
     assert not private

@@ -66,7 +66,7 @@ class Conversion:
         """
         model = FunctionModel([self.program], params, self.program.state)
         weights = tuple(
-            one for one in self.plan.weights if one.recorded.outputs.damping is not None
+            one for one in self.plan.weights if one.made.damping is not None
         )
         plan = dataclasses.replace(self.plan, model=model, weights=weights)
         found: dict[Location, dict[Side, QTensor]] = {}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +51,15 @@ class Origin(NamedTuple):
     transposed: "Transposed | None" = None
     """The value that it is a transposition of; None if no equation transposes it."""
 
+    former: str | None = None
+    """The identity that weights were stored with before
+    `equation_digests` listed parameters; None if that is `identity`."""
+
+    @property
+    def known_as(self) -> tuple[str, ...]:
+        """The identities by which a stored weight may know it."""
+        return tuple(one for one in (self.identity, self.former) if one is not None)
+
     @property
     def inputs(self) -> frozenset[int]:
         """Indices of the inputs that the value depends on."""
@@ -84,12 +92,6 @@ class Transposed(NamedTuple):
 def of_constant(value: Any) -> Origin:
     """Returns the origin of a literal, or of a constant of a jaxpr."""
     return Origin(identity=_digest_of(value), facts=axis_facts.of_constant(value))
-
-
-def digest_of_equation(eqn: Any, identities: Sequence[str]) -> str:
-    """Returns the digest of an equation of inputs with the given identities."""
-    params = {name: str(eqn.params[name]) for name in sorted(eqn.params)}
-    return digest(eqn.primitive.name, str(params), *identities)
 
 
 def digest(*parts: str) -> str:

@@ -18,6 +18,7 @@ from aqtlite.jaxpr import (
     analysis,
     axis_facts,
     axis_rules,
+    equation_digests,
     equations,
     origins,
     registry,
@@ -268,10 +269,7 @@ def _outputs(
     """Returns the origins of the outputs of an equation that is not a call."""
     if eqn.primitive is primitives.name_p and eqn.params["name"].startswith(_MARK):
         return values
-    identities = [value.identity for value in values if value.identity is not None]
-    made = None
-    if len(identities) == len(values) and not eqn.effects:
-        made = origins.digest_of_equation(eqn, identities)
+    made, former = equation_digests.identities(eqn, values)
     facts = _facts_of_outputs(eqn, [value.facts for value in values], of_bodies)
     transposed = _transposed(eqn, values[0]) if made and values else None
     return [
@@ -280,6 +278,7 @@ def _outputs(
             made and digest(made, str(number)),
             facts[number],
             transposed,
+            former and digest(former, str(number)),
         )
         for number, needed in enumerate(analysis.equation_dependencies(eqn))
     ]
@@ -352,9 +351,9 @@ def _inputs_of_body(
 
 def _slice(x: Origin, depth: int) -> Origin:
     """Returns the origin of the slice of a value that one step of a scan takes."""
-    identity = x.identity and digest("slice", x.identity)
+    identity, former = (one and digest("slice", one) for one in (x.identity, x.former))
     facts = x.facts._replace(axes=x.facts.axes[1:])
-    return Origin(x.needed | {Loop(depth, False)}, identity, facts)
+    return Origin(x.needed | {Loop(depth, False)}, identity, facts, former=former)
 
 
 def _carried(

@@ -147,9 +147,8 @@ def find(
         similar = [
             (name, entry)
             for entry in frozen
-            if origin.identity is not None
-            and (entry.record.operand.side, entry.record.identity)
-            == (side, origin.identity)
+            if entry.record.operand.side == side
+            and entry.record.identity in origin.known_as
             and entry.record.operand.contracting == operand.contracting
             and entry.record.state in ((), program.state_of_weight(one, side))
         ]

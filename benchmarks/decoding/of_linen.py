@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import quantize_model
+from aqtlite_demo.model import Transformer
 from benchmarks.decoding.subjects import INT8, QWIX, Sizes, Subject
 from benchmarks.harness import contestants
 

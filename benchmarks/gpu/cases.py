@@ -15,8 +15,8 @@ from jax import lax
 
 import aqtlite
 from aqtlite import config
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import convert
+from aqtlite_demo.model import Transformer
 from benchmarks.gpu import served
 from benchmarks.gpu.measuring import Program
 from benchmarks.harness import contestants, phases

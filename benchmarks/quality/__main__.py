@@ -13,7 +13,7 @@ import importlib.metadata
 import pathlib
 from collections.abc import Sequence
 
-from aqtlite.demo import corpus as corpus_lib
+from aqtlite_demo import corpus as corpus_lib
 from benchmarks.harness import arguments as arguments_lib
 from benchmarks.harness import pages, tables
 from benchmarks.quality import (

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
-from aqtlite.demo import corpus as corpus_lib
-from aqtlite.demo import training as demo_training
-from aqtlite.demo.model import Transformer
+from aqtlite_demo import corpus as corpus_lib
+from aqtlite_demo import training as demo_training
+from aqtlite_demo.model import Transformer
 from benchmarks.harness import arguments as arguments_lib
 from benchmarks.quality import presets, records, training
 

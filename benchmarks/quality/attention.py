@@ -16,9 +16,9 @@ import statistics
 
 import aqtlite
 from aqtlite import config
-from aqtlite.demo import corpus, training
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral
+from aqtlite_demo import corpus, training
+from aqtlite_demo.model import Transformer
 from benchmarks.harness import arguments
 
 FLOAT32 = "float32"

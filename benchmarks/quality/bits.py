@@ -19,13 +19,13 @@ import optax
 
 import aqtlite
 from aqtlite import config
-from aqtlite.demo import corpus as corpus_lib
 from aqtlite.flax import (
     QuantizedModel,
     calibrate_in_float,
     convert,
     quantize_model,
 )
+from aqtlite_demo import corpus as corpus_lib
 from benchmarks.quality import after_training, training
 
 BATCHES = 8

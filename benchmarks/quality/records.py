@@ -10,7 +10,7 @@ import pathlib
 import zlib
 from typing import Any
 
-from aqtlite.demo import corpus as corpus_lib
+from aqtlite_demo import corpus as corpus_lib
 from benchmarks.quality.presets import Preset
 from benchmarks.quality.training import Options, Result
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import aqtlite
 from aqtlite import config, numerics
-from aqtlite.demo import corpus as corpus_lib
+from aqtlite_demo import corpus as corpus_lib
 from benchmarks.quality import after_training, training
 
 WIDTHS: dict[str, tuple[int | None, int]] = {

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from aqtlite import calibration, config, numerics
-from aqtlite.demo import corpus as corpus_lib
 from aqtlite.flax import calibrate_in_float, convert
+from aqtlite_demo import corpus as corpus_lib
 from benchmarks.quality import after_training, training
 
 BITS = (4, 3)

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from aqtlite import calibration, config, numerics
-from aqtlite.demo import corpus as corpus_lib
 from aqtlite.flax import calibrate_in_float, convert
+from aqtlite_demo import corpus as corpus_lib
 from benchmarks.harness.peers import awq, gptq, ptq, qep, qwix_model
 from benchmarks.quality import after_training, rounding, training
 

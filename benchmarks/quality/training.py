@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import optax
 
-from aqtlite.demo import corpus as corpus_lib
-from aqtlite.demo import training
-from aqtlite.demo.model import Transformer
+from aqtlite_demo import corpus as corpus_lib
+from aqtlite_demo import training
+from aqtlite_demo.model import Transformer
 from benchmarks.quality.presets import Preset
 
 PARAMS = "params"

@@ -20,8 +20,8 @@ import numpy as np
 import optax
 
 from aqtlite import config
-from aqtlite.demo import artifact, corpus, generate, training
-from aqtlite.demo.model import Transformer
+from aqtlite_demo import artifact, corpus, generate, training
+from aqtlite_demo.model import Transformer
 from benchmarks.harness import figures, timing
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options

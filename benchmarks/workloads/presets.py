@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from aqtlite.demo import corpus as corpus_lib
+from aqtlite_demo import corpus as corpus_lib
 from benchmarks.harness import figures, timing
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import aqtlite
-from aqtlite.demo import generate
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite_demo import generate
+from aqtlite_demo.model import Transformer
 from benchmarks.harness import contestants, figures, floor, mlas, timing
 from benchmarks.harness.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
 from benchmarks.harness.figures import BARE, Figure

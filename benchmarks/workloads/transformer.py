@@ -2,7 +2,7 @@
 
     python -m benchmarks --only transformer
 
-The architecture of `aqtlite.demo.model.Transformer` with the contestants' contractions
+The architecture of `aqtlite_demo.model.Transformer` with the contestants' contractions
 in every projection; cross-entropy, its gradients, and Adam's update.
 """
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from aqtlite.demo import corpus
+from aqtlite_demo import corpus
 from benchmarks.harness import contestants, figures, timing
 from benchmarks.harness.contestants import RNG_STREAM, Contestant
 from benchmarks.harness.figures import Figure

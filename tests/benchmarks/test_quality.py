@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import rich.console
 
-from aqtlite.demo import corpus as corpus_lib
+from aqtlite_demo import corpus as corpus_lib
 from benchmarks.harness import pages
 from benchmarks.quality import __main__ as command
 from benchmarks.quality import (

@@ -11,8 +11,8 @@ from flax import linen as nn
 from safetensors import flax as safetensors_flax
 
 from aqtlite import checkpoint, config
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
+from aqtlite_demo.model import Transformer
 from tests.checkpoint.support import FORMATS, assert_same, save, snapshot
 from tests.common import mostly_slow, quick_jit
 from tests.flax import models

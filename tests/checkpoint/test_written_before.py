@@ -1,4 +1,8 @@
-"""Checkpoints of statistics whose calibrations counted their batches themselves."""
+"""Checkpoints of earlier versions, and of another JAX.
+
+Of statistics whose calibrations counted their batches themselves, and of weights known
+by digests.
+"""
 
 import pathlib
 
@@ -10,11 +14,24 @@ import pytest
 from flax import nnx, serialization, traverse_util
 
 import aqtlite
-from aqtlite import checkpoint
-from aqtlite.flax import absorb_smoothing, calibrate, convert, merge_statistics
+from aqtlite import checkpoint, config
+from aqtlite.flax import (
+    absorb_smoothing,
+    calibrate,
+    convert,
+    merge_statistics,
+    quantize_model,
+)
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import FORMATS, save
-from tests.checkpoint.written_before.model import CONFIGS, SERVED, Layers, Mlp, X
+from tests.checkpoint.written_before.model import (
+    CONFIGS,
+    SERVED,
+    Computed,
+    Layers,
+    Mlp,
+    X,
+)
 from tests.common import mostly_slow, quick_jit
 
 pytestmark = pytest.mark.code("quick")
@@ -147,3 +164,16 @@ def test_nnx(tmp_path):
     loaded = checkpoint.load_serving(tmp_path / "out", model)
     loaded.eval()
     np.testing.assert_allclose(loaded(X), stored["out"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["former_digests", "jax_0_12"])
+def test_computed_weights_are_found(name):
+    """By digests of all parameters of equations, and by those of another JAX."""
+    x = jnp.linspace(-1.0, 2.0, 24).reshape(3, 8)
+    model = quantize_model(Computed(), config.weight_only())
+    variables = serialization.msgpack_restore(
+        (FOLDER / "computed.msgpack").read_bytes()
+    )
+    serving = checkpoint.load_serving(FOLDER / f"computed_{name}.safetensors", None)
+    found, wanted = (jax.jit(model.apply)(of, x) for of in (serving, variables))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)

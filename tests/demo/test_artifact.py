@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from aqtlite import config
-from aqtlite.demo import artifact
-from aqtlite.demo.model import Transformer
+from aqtlite_demo import artifact
+from aqtlite_demo.model import Transformer
 from tests.flax.support import init
 
 pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]

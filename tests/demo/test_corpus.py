@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from aqtlite.demo import corpus, stories
-from aqtlite.demo.tokens import Tokenizer
 from aqtlite.errors import UserError
+from aqtlite_demo import corpus, stories
+from aqtlite_demo.tokens import Tokenizer
 
 pytestmark = pytest.mark.code("quick")
 

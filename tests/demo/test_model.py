@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aqtlite import config
-from aqtlite.demo import generate
-from aqtlite.demo.model import Transformer
+from aqtlite_demo import generate
+from aqtlite_demo.model import Transformer
 from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")

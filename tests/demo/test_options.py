@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from aqtlite.demo import options as options_lib
 from aqtlite.errors import UserError
+from aqtlite_demo import options as options_lib
 
 pytestmark = pytest.mark.code("quick")
 

@@ -5,7 +5,7 @@ import io
 import pytest
 import rich.console
 
-from aqtlite.demo import progress, training
+from aqtlite_demo import progress, training
 
 pytestmark = pytest.mark.code("quick")
 

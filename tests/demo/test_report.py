@@ -8,7 +8,7 @@ import matplotlib
 import pytest
 import rich.console
 
-from aqtlite.demo import report, training
+from aqtlite_demo import report, training
 
 pytestmark = pytest.mark.code("quick")
 

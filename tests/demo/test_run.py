@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from aqtlite.__main__ import main
-from aqtlite.demo import corpus, run, serving, snapshot, training
-from aqtlite.demo import options as options_lib
-from aqtlite.demo.errors import ServingError
-from aqtlite.demo.options import Options
+from aqtlite_demo import corpus, run, serving, snapshot, training
+from aqtlite_demo import options as options_lib
+from aqtlite_demo.errors import ServingError
+from aqtlite_demo.options import Options
 
 pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aqtlite.demo import training
+from aqtlite_demo import training
 
 pytestmark = pytest.mark.code("quick")
 

@@ -25,8 +25,9 @@ from aqtlite.program.serving.model import (
     ParameterAxis,
     StoredWeight,
 )
-from aqtlite.program.serving.planning import Plan, Weight
+from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.serving.weights import Weight
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import gptq
 
@@ -109,7 +110,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
     for trace, numbers in _programs_of(weights):
         # By position: equal weights have equal programs, down to the names of results.
         outputs = [weights[i].outputs for i in numbers]
-        of_rounding = [weights[i].recorded.outputs.damping for i in numbers]
+        of_rounding = [weights[i].made.damping for i in numbers]
         part = slicing.slice_outputs(trace.jaxpr, (outputs, of_rounding))
         inputs = [trace.inputs[i] for i in part.inputs]
         made, damping = run(part, *(variables[one] for one in inputs))
@@ -146,8 +147,8 @@ def _programs_of(weights: Sequence[Weight]) -> list[tuple[CallTrace, list[int]]]
     together: dict[int, tuple[CallTrace, list[int]]] = {}
     alone = []
     for i, weight in enumerate(weights):
-        trace = weight.recorded.trace
-        if weight.recorded.outputs.damping is not None:
+        trace = weight.trace
+        if weight.made.damping is not None:
             alone.append((trace, [i]))
         else:
             together.setdefault(id(trace), (trace, []))[1].append(i)
@@ -161,7 +162,7 @@ def _rounding_of(weight: Weight, damping: Any) -> str:
         weight: the weight.
         damping: its damping, or the shape; None if it was rounded as in training.
     """
-    pruned, how = weight.recorded.outputs.sparsity, weight.record.cfg.fwd.rhs.rounding
+    pruned, how = weight.made.sparsity, weight.record.cfg.fwd.rhs.rounding
     texts = [] if pruned is None else [f"{pruned} sparse"]
     if how is not None and _is_known(damping):
         texts.append(gptq.describe(how, np.ravel(damping)))
@@ -263,11 +264,9 @@ class WeightFreezer:
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
         """Quantizes a weight from the values of its `inputs`, in order."""
-        recorded = weight.recorded
-        made = recorded.outputs
-        outputs = weight.outputs, made.prepared, made.damping
-        part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
-        read = recorded.trace.inputs
+        outputs = weight.outputs, weight.made.prepared, weight.made.damping
+        part = slicing.slice_outputs(weight.trace.jaxpr, outputs)
+        read = weight.trace.inputs
         places = [weight.inputs.index(read[i]) for i in part.inputs]
 
         def run(*values: jax.Array) -> FrozenWeight:

@@ -3,81 +3,22 @@
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from aqtlite.program.serving import identity
 from aqtlite.program.serving import weights as weights_lib
 from aqtlite.program.serving.framework import Model
-from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord
 from aqtlite.program.serving.model import (
-    Buffer,
     Discovery,
     FoundOperand,
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder, sliced_axes
-from aqtlite.program.serving.weights import Member, RecordedWeight, Refusal
+from aqtlite.program.serving.weights import Member, Refusal, Weight
 
 _Refusals = dict[Member, Refusal]
 """Reasons why operands are not frozen."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Weight:
-    """A weight to freeze: recorded operands that are one weight of one module."""
-
-    record: FrozenRecord
-    recorded: RecordedWeight
-    """One of its members, as recorded."""
-
-    members: tuple[Member, ...]
-    """Operands, of any call, that this weight serves."""
-
-    name: str = ""
-    """Name among the weights of its module; empty while they are planned."""
-
-    @property
-    def module(self) -> tuple[str, ...]:
-        """Path of the module that contracts it."""
-        return self.recorded.key.path
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """Path of its `QTensor` in the collection "aqt"."""
-        return (*self.module, self.name, self.record.operand.side)
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Parameters that it is made of."""
-        return self.recorded.parameters
-
-    @property
-    def inputs(self) -> tuple[Parameter | Buffer, ...]:
-        """What its quantization reads, as in `RecordedWeight`."""
-        return self.recorded.inputs
-
-    @property
-    def outputs(self) -> dict[str, Any]:
-        """Outputs of its trace to store, by key of the entry."""
-        side: str = self.record.operand.side
-        outputs = {side: self.recorded.outputs.qtensor}
-        if self.record.identity is None:
-            outputs[IDENTITY] = self.recorded.outputs.values
-        return outputs
-
-    @property
-    def compared(self) -> tuple[Parameter, ...]:
-        """Parameters that stay in float beside a weight with a string identity.
-
-        Samples of them are stored as its `IDENTITY`; serving compares them to detect
-        that the parameters have changed.
-        """
-        removed = self.record.removed
-        if not isinstance(self.record.identity, str) or removed is None:
-            return ()
-        return tuple(one for one in self.parameters if str(one) not in removed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +27,7 @@ class Plan:
 
     model: Model
     discoveries: list[Discovery]
-    recorded: list[RecordedWeight]
+    recorded: list[Weight]
     """Weights of all calls, including those refused while planning."""
 
     weights: tuple[Weight, ...]
@@ -98,7 +39,7 @@ class Plan:
 
     def placeholders(self) -> dict[Parameter, Placeholder]:
         """Returns the placeholders of the removed parameters."""
-        return _placeholders(self.removed, [one.recorded for one in self.weights])
+        return _placeholders(self.removed, self.weights)
 
     def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Plan":
         """Returns a plan that leaves some weights in float; others keep their names.
@@ -116,7 +57,7 @@ class Plan:
         if not refused:
             return self
         refusals = {**self.refusals, **refused}
-        names = {weight.recorded.index: weight.name for weight in self.weights}
+        names = {weight.index: weight.name for weight in self.weights}
         return _settle(self.model, self.discoveries, self.recorded, refusals, names)
 
 
@@ -129,7 +70,7 @@ def plan(model: Model) -> Plan:
     calls = range(model.num_calls)
     discoveries = [model.discover(call) for call in calls]
     weights_lib.check_some(discoveries)
-    recorded: list[RecordedWeight] = []
+    recorded: list[Weight] = []
     refusals: _Refusals = {}
     for call, one in enumerate(discoveries):
         keys, not_weights = weights_lib.chosen(one.operands)
@@ -145,7 +86,7 @@ def plan(model: Model) -> Plan:
 def _settle(
     model: Model,
     discoveries: list[Discovery],
-    recorded: list[RecordedWeight],
+    recorded: list[Weight],
     refusals: Mapping[Member, Refusal],
     names: Mapping[tuple[int, int], str],
 ) -> Plan:
@@ -156,7 +97,7 @@ def _settle(
         discoveries: operands of each call.
         recorded: weights of all calls.
         refusals: refusals so far.
-        names: names by `RecordedWeight.index`; empty to choose them.
+        names: names by `Weight.index`; empty to choose them.
     """
     refusals = dict(refusals)
     while True:
@@ -175,19 +116,17 @@ def _settle(
             break
         refusals.update(refused)
     names = names or _names(weights)
-    weights = [
-        dataclasses.replace(one, name=names[one.recorded.index]) for one in weights
-    ]
+    weights = [dataclasses.replace(one, name=names[one.index]) for one in weights]
     return Plan(model, discoveries, recorded, tuple(weights), removed, refusals)
 
 
-_Identified = list[tuple[RecordedWeight, identity.Identity | None]]
+_Identified = list[tuple[Weight, identity.Identity | None]]
 """Weights with the identities by which serving finds them."""
 
 
 def _identities(
     model: Model,
-    recorded: Sequence[RecordedWeight],
+    recorded: Sequence[Weight],
     placeholders: Mapping[Parameter, Placeholder],
 ) -> _Identified:
     identified: _Identified = []
@@ -206,7 +145,7 @@ def _identities(
     return identified
 
 
-def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
+def _copies(recorded: Iterable[Weight]) -> _Refusals:
     """Refuses weights with more elements than their parameters: broadcast copies.
 
     Weights of equal parameters and several states are no copies.
@@ -223,7 +162,7 @@ def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
 
 
 def _removed(
-    discoveries: list[Discovery], kept: Sequence[RecordedWeight]
+    discoveries: list[Discovery], kept: Sequence[Weight]
 ) -> frozenset[Parameter]:
     """Returns the parameters that no call reads once operands are frozen.
 
@@ -242,7 +181,7 @@ def _removed(
 
 
 def _placeholders(
-    removed: Iterable[Parameter], recorded: Sequence[RecordedWeight]
+    removed: Iterable[Parameter], recorded: Sequence[Weight]
 ) -> dict[Parameter, Placeholder]:
     """Returns placeholders for parameters of recorded weights."""
     return {
@@ -285,18 +224,17 @@ def _grouped(
         for index, weight in enumerate(weights):
             if _alike(weight, one, found):
                 members = (*weight.members, one.member)
-                if not weight.recorded.made_like(one):
-                    why = Refusal(_why_not_shared(weight.recorded, one))
+                if not weight.made_like(one):
+                    why = Refusal(_why_not_shared(weight, one))
                     refused.update(dict.fromkeys(members, why))
                 weights[index] = dataclasses.replace(weight, members=members)
                 break
         else:
-            record = _record(one, found, floats, removed)
-            weights.append(Weight(record, one, (one.member,)))
+            weights.append(_planned(one, found, floats, removed))
     for weight in weights:
-        others = [other.recorded for other in weights if other is not weight]
+        others = [other for other in weights if other is not weight]
         is_shared = weight.record.beside_floats or any(
-            _share_a_place(other, weight.recorded) for other in others
+            _share_a_place(other, weight) for other in others
         )
         if weight.record.identity is None and is_shared:
             why = Refusal(
@@ -307,7 +245,7 @@ def _grouped(
     return weights, refused
 
 
-def _why_not_shared(first: RecordedWeight, other: RecordedWeight) -> str:
+def _why_not_shared(first: Weight, other: Weight) -> str:
     """Returns why serving cannot tell apart two weights that are not made alike."""
     if first.parameters != other.parameters or first.inputs == other.inputs:
         return "another weight of its module looks the same"
@@ -323,19 +261,17 @@ def _why_not_shared(first: RecordedWeight, other: RecordedWeight) -> str:
     )
 
 
-def _share_a_place(one: RecordedWeight | FoundOperand, other: RecordedWeight) -> bool:
+def _share_a_place(one: Weight | FoundOperand, other: Weight) -> bool:
     """Whether one module contracts both, with equal shapes, sides and axes."""
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
 
 
-def _alike(
-    weight: Weight, one: RecordedWeight, found: identity.Identity | None
-) -> bool:
+def _alike(weight: Weight, one: Weight, found: identity.Identity | None) -> bool:
     """Whether serving could not tell a recorded operand from a weight."""
-    first, identified = weight.recorded, weight.record.identity
+    identified = weight.record.identity
     if isinstance(found, str):
-        return first.found.weight == one.found.weight
-    if (first.key.path, first.operand, first.found.cfg) != (
+        return weight.found.weight == one.found.weight
+    if (weight.key.path, weight.operand, weight.found.cfg) != (
         one.key.path,
         one.operand,
         one.found.cfg,
@@ -346,21 +282,19 @@ def _alike(
     return identity.same(identified, found, one.operand.dtype)
 
 
-def _record(
-    one: RecordedWeight,
+def _planned(
+    one: Weight,
     found: identity.Identity | None,
     floats: Sequence[FoundOperand],
     removed: frozenset[Parameter],
-) -> FrozenRecord:
-    return FrozenRecord(
-        cfg=one.found.cfg,
-        operand=one.operand,
+) -> Weight:
+    record = dataclasses.replace(
+        one.record,
         identity=found,
-        made_of=_made_of(one),
         beside_floats=any(_share_a_place(other, one) for other in floats),
         removed=tuple(str(x) for x in one.parameters if x in removed),
-        state=one.found.state,
     )
+    return dataclasses.replace(one, record=record)
 
 
 def _names(weights: Sequence[Weight]) -> dict[tuple[int, int], str]:
@@ -370,27 +304,11 @@ def _names(weights: Sequence[Weight]) -> dict[tuple[int, int], str]:
     }
     names = {}
     for weight in weights:
-        base = weight.recorded.found.name or "+".join(weight.record.made_of)
+        base = weight.found.name or "+".join(weight.record.made_of)
         name, repeat = base, 0
         while (*weight.module, name) in taken:
             repeat += 1
             name = f"{base}_{repeat}"
         taken.add((*weight.module, name))
-        names[weight.recorded.index] = name
+        names[weight.index] = name
     return names
-
-
-def _made_of(recorded: RecordedWeight) -> tuple[str, ...]:
-    """Returns the paths of its parameters, relative to its module, joined by dots.
-
-    The last step always stays: the module path may be that of the parameter itself.
-    """
-    module = recorded.key.path
-    return tuple(
-        ".".join(
-            path[min(len(module), len(path) - 1) :]
-            if path[: len(module)] == module
-            else path
-        )
-        for path in (parameter.path for parameter in recorded.parameters)
-    )

@@ -18,7 +18,7 @@ from aqtlite.program import unsummed
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
 from aqtlite.program.serving.framework import Model
-from aqtlite.program.serving.frozen_record import Operand
+from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord, Operand
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
@@ -168,8 +168,8 @@ Member = tuple[int, OperandKey]
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordedWeight:
-    """A weight in the trace of one call."""
+class Weight:
+    """A weight in the trace of one call; planned, also those that serve as it does."""
 
     index: tuple[int, int]
     """Index of the call, and of the weight in that call."""
@@ -186,7 +186,17 @@ class RecordedWeight:
     """What its quantization reads: `parameters` and those of a learned calibration,
     sorted, and then other variables, sorted."""
 
-    outputs: WeightOutputs
+    made: WeightOutputs
+    """Indices of outputs of the trace."""
+
+    record: FrozenRecord
+    """What serving finds it by: its identity and what is beside it, once planned."""
+
+    members: tuple[Member, ...]
+    """Operands, of any call, that it serves: itself, and those like it once planned."""
+
+    name: str = ""
+    """Name among the weights of its module; empty while they are planned."""
 
     @property
     def key(self) -> OperandKey:
@@ -203,7 +213,38 @@ class RecordedWeight:
         """The operand as the contraction sees it."""
         return self.found.operand
 
-    def made_like(self, other: "RecordedWeight") -> bool:
+    @property
+    def module(self) -> tuple[str, ...]:
+        """Path of the module that contracts it."""
+        return self.key.path
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Path of its `QTensor` in the collection "aqt"."""
+        return (*self.module, self.name, self.record.operand.side)
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """Outputs of its trace to store, by key of the entry."""
+        side: str = self.record.operand.side
+        outputs = {side: self.made.qtensor}
+        if self.record.identity is None:
+            outputs[IDENTITY] = self.made.values
+        return outputs
+
+    @property
+    def compared(self) -> tuple[Parameter, ...]:
+        """Parameters that stay in float beside a weight with a string identity.
+
+        Samples of them are stored as its `IDENTITY`; serving compares them to detect
+        that the parameters have changed.
+        """
+        removed = self.record.removed
+        if not isinstance(self.record.identity, str) or removed is None:
+            return ()
+        return tuple(one for one in self.parameters if str(one) not in removed)
+
+    def made_like(self, other: "Weight") -> bool:
         """Whether both are made of the same parameters and states in the same way."""
         return (
             self.found.identity is not None
@@ -239,7 +280,7 @@ def with_all_moments(
 
 def record_weights(
     model: Model, call: int, weights: Sequence[FoundOperand]
-) -> list[RecordedWeight]:
+) -> list[Weight]:
     """Traces a call with its quantized weights as outputs.
 
     Args:
@@ -261,18 +302,45 @@ def record_weights(
         read = frozenset().union(*(depends[i] for i in jax.tree.leaves(outputs)))
         made_of = {trace.inputs[i] for i in depends[outputs.original]}
         inputs = {trace.inputs[i] for i in read}
+        found, parameters = by_key[stored.key], tuple(_sorted(made_of, Parameter))
+        record = FrozenRecord(
+            cfg=found.cfg,
+            operand=found.operand,
+            identity=None,
+            made_of=_paths_of(parameters, found.key.path),
+            state=found.state,
+        )
         result.append(
-            RecordedWeight(
+            Weight(
                 index=(call, place),
                 trace=trace,
-                found=by_key[stored.key],
+                found=found,
                 shape=trace.jaxpr.out_avals[outputs.original].shape,
-                parameters=tuple(_sorted(made_of, Parameter)),
+                parameters=parameters,
                 inputs=(*_sorted(inputs, Parameter), *_sorted(inputs, Buffer)),
-                outputs=outputs,
+                made=outputs,
+                record=record,
+                members=((call, found.key),),
             )
         )
     return result
+
+
+def _paths_of(
+    parameters: Sequence[Parameter], module: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Returns the paths of parameters, relative to a module, joined by dots.
+
+    The last step always stays: the module path may be that of the parameter itself.
+    """
+    return tuple(
+        ".".join(
+            path[min(len(module), len(path) - 1) :]
+            if path[: len(module)] == module
+            else path
+        )
+        for path in (parameter.path for parameter in parameters)
+    )
 
 
 def _sorted(inputs: Iterable[Parameter | Buffer], kind: type[Leaf]) -> list[Leaf]:

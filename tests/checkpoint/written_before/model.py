@@ -53,3 +53,18 @@ class Mlp(nnx.Module):
 
     def __call__(self, x):
         return self.down(nnx.relu(self.up(x)))
+
+
+class Computed(nn.Module):
+    """Layers whose weights are computed from several parameters."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("w", nn.initializers.normal(), (8, 4, 2))
+        a = self.param("a", nn.initializers.normal(), (8, 2))
+        b = self.param("b", nn.initializers.normal(), (2, 8))
+        flat = w.reshape(8, 8).T
+        x = x @ ((flat - flat.mean(0)) / jnp.sqrt(flat.var(0) + 1e-5))
+        both = jnp.concatenate([flat[:, ::-1], flat], 1)
+        x = nn.relu(x) @ (both[:, 4:12] + a @ b).astype(jnp.float32)
+        return nn.DenseGeneral((2, 4), name="out")(x)

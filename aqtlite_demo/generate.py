@@ -11,7 +11,7 @@ import numpy as np
 
 import aqtlite
 from aqtlite import config, kv_cache
-from aqtlite.demo.model import Transformer
+from aqtlite_demo.model import Transformer
 
 TEMPERATURE = 0.7
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config
-from aqtlite.demo import corpus
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantizedCache
+from aqtlite_demo import corpus
 
 
 class Transformer(nn.Module):

@@ -19,8 +19,8 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from aqtlite import config
-from aqtlite.demo import model as model_lib
 from aqtlite.flax import convert
+from aqtlite_demo import model as model_lib
 
 SIZES = ("layers", "width", "heads", "length", "vocabulary")
 CHECKPOINT = "checkpoint"

@@ -1,7 +1,7 @@
 """Serving of an artifact in a fresh process, compared with the trained model.
 
 The process gets only the artifact's folder, not the float weights. The trainer calls
-`serve_in_fresh_process`, which runs ``python -m aqtlite.demo.serving FOLDER``.
+`serve_in_fresh_process`, which runs ``python -m aqtlite_demo.serving FOLDER``.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 import aqtlite
-from aqtlite.demo import artifact, generate
-from aqtlite.demo.errors import ServingError
+from aqtlite_demo import artifact, generate
+from aqtlite_demo.errors import ServingError
 
 REQUEST = "request.npz"
 RESPONSE = "response.json"
@@ -81,7 +81,7 @@ def serve_in_fresh_process(
     root = str(pathlib.Path(aqtlite.__path__[0]).parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     process = subprocess.run(
-        [sys.executable, "-m", "aqtlite.demo.serving", str(folder)],
+        [sys.executable, "-m", "aqtlite_demo.serving", str(folder)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         check=False,
@@ -126,7 +126,7 @@ def serve(folder: pathlib.Path) -> Served:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve one folder, and write `RESPONSE` into it."""
-    parser = argparse.ArgumentParser(prog="python -m aqtlite.demo.serving")
+    parser = argparse.ArgumentParser(prog="python -m aqtlite_demo.serving")
     parser.add_argument("folder", type=pathlib.Path, help="an artifact with a request")
     folder = parser.parse_args(argv).folder
     artifact.quiet_logging()

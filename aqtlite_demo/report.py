@@ -13,8 +13,8 @@ import rich.table
 import rich.text
 from rich import filesize
 
-from aqtlite.demo import training
-from aqtlite.demo.serving import Served
+from aqtlite_demo import training
+from aqtlite_demo.serving import Served
 
 
 @dataclasses.dataclass(frozen=True)

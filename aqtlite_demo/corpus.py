@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aqtlite.demo import stories
-from aqtlite.demo.tokens import Tokenizer
 from aqtlite.errors import UserError
+from aqtlite_demo import stories
+from aqtlite_demo.tokens import Tokenizer
 
 VOCABULARY = 256
 """Number of tokens of a text whose tokens are its bytes."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import rich.console
 import rich.progress
 
-from aqtlite.demo import training
+from aqtlite_demo import training
 
 PLAIN_LINES = 10
 """Number of lines of training progress without a terminal."""

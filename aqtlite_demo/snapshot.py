@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from flax import serialization
 
-from aqtlite.demo.corpus import Corpus
-from aqtlite.demo.options import Options
-from aqtlite.demo.training import Trained
+from aqtlite_demo.corpus import Corpus
+from aqtlite_demo.options import Options
+from aqtlite_demo.training import Trained
 
 EVERY_SECONDS = 15.0
 """Time between two writes; the state is three times the size of the weights."""

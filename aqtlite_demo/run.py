@@ -12,7 +12,8 @@ import numpy as np
 import rich.console
 
 from aqtlite import config
-from aqtlite.demo import (
+from aqtlite.errors import UserError
+from aqtlite_demo import (
     artifact,
     corpus,
     progress,
@@ -21,10 +22,9 @@ from aqtlite.demo import (
     snapshot,
     training,
 )
-from aqtlite.demo import tokens as tokens_lib
-from aqtlite.demo.model import Transformer
-from aqtlite.demo.options import Options
-from aqtlite.errors import UserError
+from aqtlite_demo import tokens as tokens_lib
+from aqtlite_demo.model import Transformer
+from aqtlite_demo.options import Options
 
 
 def run(options: Options) -> bool:

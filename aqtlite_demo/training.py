@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 
-from aqtlite.demo.model import Transformer
+from aqtlite_demo.model import Transformer
 
 
 class Snapshot(Protocol):
