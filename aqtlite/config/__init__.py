@@ -22,6 +22,7 @@ from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.of_activations import for_activations, for_values
+from aqtlite.config.optimizer_states import OptimizerStates
 from aqtlite.config.post_training import gptq, smoothquant, static_int8
 from aqtlite.config.recipes import (
     fp8,
@@ -51,6 +52,7 @@ __all__ = [
     "Hadamard",
     "LocalAqt",
     "NofM",
+    "OptimizerStates",
     "Preset",
     "Presets",
     "Smoothing",

@@ -6,6 +6,7 @@ from typing import TypeVar
 from aqtlite import calibration, noise, numerics
 from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.optimizer_states import OptimizerStates
 from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.smoothing import Smoothing
@@ -23,6 +24,7 @@ _PARTS = (
     Hadamard,
     LocalAqt,
     NofM,
+    OptimizerStates,
     Smoothing,
     Tensor,
 )
