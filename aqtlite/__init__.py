@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from aqtlite.qtensor import shape_operations
     from aqtlite.qtensor.qtensor import QTensor
     from aqtlite.quantization import fixed_scale, statistics
+    from aqtlite.quantization.optimizer_states import quantize_optimizer
     from aqtlite.quantization.quantize import quantize
     from aqtlite.quantization.stored_statistics import restored_statistics
     from aqtlite.reporting.report import report
@@ -68,6 +69,7 @@ __all__ = [
     "plan",
     "quantize",
     "quantize_function",
+    "quantize_optimizer",
     "register_operation",
     "remat",
     "report",
@@ -112,6 +114,7 @@ _PLACES = {
     "plan": "program.quantize:plan",
     "quantize": "quantization.quantize:quantize",
     "quantize_function": "program.quantize:quantize_function",
+    "quantize_optimizer": "quantization.optimizer_states:quantize_optimizer",
     "register_operation": "jaxpr.registry:register_operation",
     "remat": "contraction.remat",
     "report": "reporting.report:report",

@@ -23,6 +23,7 @@ from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.lora import Lora
 from aqtlite.config.of_activations import for_activations, for_values
+from aqtlite.config.optimizer_states import OptimizerStates
 from aqtlite.config.post_training import gptq, smoothquant, static_int8
 from aqtlite.config.recipes import (
     fp8,
@@ -53,6 +54,7 @@ __all__ = [
     "LocalAqt",
     "Lora",
     "NofM",
+    "OptimizerStates",
     "Preset",
     "Presets",
     "Smoothing",

@@ -7,6 +7,7 @@ from aqtlite import calibration, noise, numerics
 from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.lora import Lora
+from aqtlite.config.optimizer_states import OptimizerStates
 from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.smoothing import Smoothing
@@ -25,6 +26,7 @@ _PARTS = (
     LocalAqt,
     Lora,
     NofM,
+    OptimizerStates,
     Smoothing,
     Tensor,
 )

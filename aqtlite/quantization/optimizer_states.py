@@ -1,0 +1,171 @@
+"""States of optimizers that are quantized between steps."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+
+from aqtlite import config, errors
+from aqtlite.numerics import DynamicTree
+from aqtlite.qtensor import codes
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.quantize import quantize
+
+_DEFAULT = config.OptimizerStates()
+
+
+def quantize_optimizer(
+    tx: optax.GradientTransformation, cfg: config.OptimizerStates = _DEFAULT
+) -> optax.GradientTransformationExtraArgs:
+    """Holds the moments in the state of an optimizer in 8 bits between steps.
+
+    `update` dequantizes them, calls `tx` in float, and quantizes what it leaves, to
+    nearest. Which arrays of the state are moments, and which of these are quantized, is
+    decided by their paths and sizes. The state is that of `tx` with a `QTensor` in
+    place of each of them: it works in `jax.jit`, `jax.lax.scan`, with donation,
+    sharding and checkpoints, and `tx` may be inside of other transformations or
+    around them. A state of `tx` itself is taken, too, and quantized by its first step.
+
+    >>> import optax
+    >>> tx = quantize_optimizer(optax.adam(1e-3))
+    >>> state = tx.init({"kernel": jnp.ones((64, 256)), "bias": jnp.ones(256)})
+    >>> state[0].nu
+    {'bias': Array(..., 'kernel': QTensor(uint8[64,256], scale=float32[64,1], ...)}
+    >>> sum(x.nbytes for x in jax.tree.leaves(state))
+    35332
+
+    A block of a moment with a NaN or an infinity becomes NaN as a whole, and so does a
+    second moment that is negative anywhere; `optax.apply_if_finite` around the result
+    keeps such updates from the state.
+
+    Args:
+        tx: any transformation of optax.
+        cfg: the grids, and the arrays that they are for.
+
+    Returns:
+        A transformation like `tx`.
+
+    Raises:
+        TypeError: if `tx` is no transformation, or `cfg` no `config.OptimizerStates`.
+        ValueError: when it is initialized, if the state has arrays of floats and the
+            path of none is that of a moment, or if blocks do not divide an array.
+    """
+    if not isinstance(tx, optax.GradientTransformation):
+        raise TypeError(
+            "quantize_optimizer takes a transformation of optax, such as "
+            f"optax.adamw(1e-3), got {errors.brief(tx)}"
+        )
+    if not isinstance(cfg, config.OptimizerStates):
+        raise TypeError(
+            f"cfg must be a config.OptimizerStates, got {errors.brief(cfg)}"
+        )
+    inner = optax.with_extra_args_support(tx)
+
+    def init(params: Any) -> Any:
+        state = inner.init(params)
+        _check_has_moments(cfg, state)
+        quantized = _quantized(cfg, state)
+        before, after = map(codes.stored_bytes, (state, quantized))
+        logging.info("optimizer state: %d bytes in place of %d", after, before)
+        return quantized
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        in_float = _dequantized(cfg, state)
+        updates, after = inner.update(updates, in_float, params, **extra)
+        return updates, _quantized(cfg, after)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _quantized(cfg: config.OptimizerStates, state: Any) -> Any:
+    def of_leaf(path: Any, x: Any) -> Any:
+        name = _name(path)
+        tensor = _tensor_of(cfg, name)
+        if tensor is None or not _is_float(x) or x.size < max(cfg.min_size, 1):
+            return x
+        if re.fullmatch(cfg.in_float, name):
+            return x
+        with errors.naming(name):
+            q = quantize(x, tensor, _axis(tensor, x.shape))
+        grid = tensor.grid
+        if isinstance(grid, DynamicTree) and not grid.signed:
+            # Clipped to zero, it would be another moment.
+            scale = jnp.where(jnp.any(x < 0), jnp.float32(jnp.nan), q.scale)
+            q = dataclasses.replace(q, scale=scale)
+        return q
+
+    return jax.tree.map_with_path(of_leaf, state)
+
+
+def _tensor_of(cfg: config.OptimizerStates, name: str) -> config.Tensor | None:
+    """Returns the config of a moment by its path; None if it is of none."""
+    if re.fullmatch(cfg.second_moments, name):
+        return cfg.second
+    return cfg.first if re.fullmatch(cfg.first_moments, name) else None
+
+
+def _axis(tensor: config.Tensor, shape: tuple[int, ...]) -> int:
+    """Returns the axis to cut into blocks: that of the largest ones, the last of these.
+
+    Blocks along one axis, unlike those of all elements in a row, stay within shards.
+    """
+    blocks = tensor.blocks
+    if blocks is None:
+        return len(shape) - 1
+    fits: Callable[[int], int] = blocks.count_of if blocks.fit else lambda _: 1
+    sizes = [size // fits(size) for size in shape]
+    return max(range(len(shape)), key=lambda axis: (sizes[axis], axis))
+
+
+def _check_has_moments(cfg: config.OptimizerStates, state: Any) -> None:
+    """Raises ValueError if the state has arrays of floats, and none is a moment."""
+    leaves = jax.tree.leaves_with_path(state)
+    names = [_name(path) for path, x in leaves if _is_float(x)]
+    if names and not any(_tensor_of(cfg, name) for name in names):
+        raise ValueError(
+            "no array in the state of the optimizer is a moment by its path: give "
+            "cfg=config.OptimizerStates(first_moments=..., second_moments=...) with "
+            f"regular expressions of paths, which are {', '.join(names[:8])}"
+            + ("" if len(names) <= 8 else ", ...")
+        )
+
+
+def _is_float(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    is_float = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    return is_float and jnp.ndim(x) > 0
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _dequantized(cfg: config.OptimizerStates, state: Any) -> Any:
+    def of_leaf(path: Any, x: Any) -> Any:
+        tensor = _tensor_of(cfg, _name(path))
+        if isinstance(x, Mapping) and tensor is not None:
+            x = QTensor(**x, dtype=np.dtype("float32"), numerics=tensor.grid)
+        return x.dequant() if isinstance(x, QTensor) else x
+
+    return jax.tree.map_with_path(of_leaf, state, is_leaf=_is_quantized)
+
+
+def _is_quantized(x: Any) -> bool:
+    return isinstance(x, QTensor) or _is_taken_apart(x)
+
+
+def _is_taken_apart(x: Any) -> bool:
+    """Whether a mapping has the arrays of a `QTensor`.
+
+    `nnx.Optimizer.update` leaves such in its state, and checkpoints that are restored
+    without a target have them.
+    """
+    if not isinstance(x, Mapping) or not {"qvalue", "scale"} <= set(x):
+        return False
+    return jnp.result_type(x["qvalue"]).itemsize == 1  # Moments have more bytes.
