@@ -1,6 +1,6 @@
 """Every preset on this machine: loss, times, bytes, and whether it serves as trained.
 
-    python -m benchmarks.presets [--quick] [--page FILE.md]
+    python -m benchmarks.presets [--quick] [--only NAME ...] [--page FILE.md]
 
 A transformer of the demo is trained in float32 and with each preset, from the same
 seeds and on the same text. Presets that need statistics quantize the float models after
@@ -18,6 +18,7 @@ times are medians of ratios to float32 in the same round. The columns:
 import argparse
 import dataclasses
 import itertools
+import os
 import pathlib
 import statistics
 import time
@@ -40,7 +41,7 @@ from aqtlite.qtensor.qtensor import QTensor
 from benchmarks.harness import arguments as arguments_lib
 from benchmarks.harness import pages, tables
 
-FLOAT = "unquantized"
+FLOAT = "unquantized()"
 
 CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     **{f"{name}()": one.make for name, one in config.presets().items()},
@@ -99,12 +100,12 @@ class Subject:
     """Whether all served logits have the bits of trained ones."""
 
 
-def subjects(options: Options) -> list[Subject]:
-    """The presets with their models."""
+def subjects(names: Sequence[str], options: Options) -> list[Subject]:
+    """The presets of these names and float32, with their models."""
     sizes = (options.layers, options.width, 4, options.length)
     found = []
-    for name, make in CONFIGS.items():
-        cfg = make()
+    for name in dict.fromkeys([FLOAT, *names]):
+        cfg = CONFIGS[name]()
         if name in AFTER_TRAINING:
             model = Transformer(*sizes, dot_general=AqtDotGeneral(cfg))
         else:
@@ -164,11 +165,11 @@ def serve(
     """Converts all models, measures their losses, and returns serving variables."""
     served = {}
     for one in several:
-        given = variables.get(one.name, variables[f"{FLOAT}()"])
+        given = variables.get(one.name, variables[FLOAT])
         if one.name in AFTER_TRAINING:
             given = calibrate_in_float(one.model, given, samples)
         tokens = validation[0][:, :-1]
-        is_float = one.name == f"{FLOAT}()"
+        is_float = one.name == FLOAT
         serving = given if is_float else convert(one.model, given, tokens)
         apply = jax.jit(one.model.apply)
         trained, converted = (np.asarray(apply(x, tokens)) for x in (given, serving))
@@ -202,10 +203,10 @@ def generate_by_turns(
             state[one.name] = step, cache, token
 
 
-def measure(options: Options) -> list[Subject]:
-    """Measures all presets."""
+def measure(names: Sequence[str], options: Options) -> list[Subject]:
+    """Measures presets by name, and float32."""
     corpus = corpus_lib.standard_library(options.length)
-    several = subjects(options)
+    several = subjects(names, options)
     sizes = (options.validation_batches, options.batch, options.length)
     validation = corpus.validation_batches(*sizes)
     samples = [
@@ -259,7 +260,7 @@ class Row:
 
 def rows(several: Sequence[Subject]) -> list[Row]:
     """Returns what was measured, relative to float32, sorted by loss."""
-    (exact,) = (one for one in several if one.name == f"{FLOAT}()")
+    (exact,) = (one for one in several if one.name == FLOAT)
     found = []
     for one in several:
         if one is exact:
@@ -311,6 +312,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.presets", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--quick", action="store_true", help="a check that all runs")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=CONFIGS, default=list(CONFIGS)
+    )
     parser.add_argument("--steps", type=arguments_lib.positive)
     parser.add_argument("--seeds", type=arguments_lib.positive)
     parser.add_argument(
@@ -320,11 +324,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="page that gets the table, between its markers, and plots beside it",
     )
     asked = parser.parse_args(arguments)
-    options = QUICK if asked.quick else Options()
+    options = Options()
+    if asked.quick:
+        options = QUICK
+        # Compiled in a quarter of the time, to slower code; read at the first program.
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
     changes = {"steps": asked.steps, "seeds": asked.seeds}
     given = {name: value for name, value in changes.items() if value is not None}
     options = dataclasses.replace(options, **given)
-    found = rows(measure(options))
+    found = rows(measure(asked.only, options))
     console: rich.console.Console = tables.console()
     console.print(markdown(found), markup=False, soft_wrap=True)
     if asked.page is not None:

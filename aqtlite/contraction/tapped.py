@@ -358,12 +358,12 @@ def _reached(
 
 
 def _outlier(given: jax.Array, scale_shape: Sequence[int]) -> tuple[Any, ...]:
-    """The channel that stands out, along any axis.
+    """The channel that stands out, along an axis that shares scales.
 
-    The first one that is not finite, along the axis with the fewest of them. Without
-    any, the largest by the geometric mean of the others, along an axis that shares
-    scales: a median would be a sort, which takes long to compile. Channels of zeros do
-    not count.
+    The largest by the geometric mean of the others: a median would be a sort, which
+    takes long to compile. Channels of zeros do not count. Before it goes the first one
+    that is not finite, along the axis with the fewest of them: the last one, all those
+    of a matrix, or one that shares scales.
 
     Returns:
         Its index, the axis, and the ratio: infinite for one that is not finite.
@@ -374,7 +374,10 @@ def _outlier(given: jax.Array, scale_shape: Sequence[int]) -> tuple[Any, ...]:
     magnitudes = jnp.where(jnp.isfinite(given), jnp.abs(given), infinite)
     if not given.size:
         return found
-    for axis, channels in enumerate(_channels(magnitudes)):
+    shared = (a > b for a, b in zip(given.shape, scale_shape, strict=True))
+    is_small, last = given.ndim <= 2, given.ndim - 1
+    axes = [i for i, one in enumerate(shared) if one or is_small or i == last]
+    for axis, channels in _channels(magnitudes, axes):
         logs, count, broken, largest, index = _summed_up(channels)
         typical = (logs - jnp.log(largest)) / jnp.maximum(count - 1, 1)
         shares = scale_shape[axis] < channels.size and channels.size > 2
@@ -412,14 +415,13 @@ def _summed_up(channels: jax.Array) -> _Arrays:
     return found
 
 
-def _channels(x: jax.Array) -> list[jax.Array]:
-    """The maximum of each channel, along each axis, in two passes."""
-    if not x.ndim:
-        return []
-    first = x.max(-1)
+def _channels(x: jax.Array, axes: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
+    """Yields axes with the maximum of each channel along them, in two passes."""
     leading = tuple(range(x.ndim - 1))
-    found = [first.max([i for i in leading if i != axis]) for axis in leading]
-    return [*found, x.max(leading)]
+    rows = x.max(-1) if set(axes) & set(leading) else x
+    for axis in axes:
+        others = tuple(i for i in leading if i != axis)
+        yield axis, (rows.max(others) if axis in leading else x.max(leading))
 
 
 def _digest_of_noise(

@@ -127,10 +127,10 @@ def diagnose(
 
 def _of_each(worst: list[TappedOperand]) -> Iterator[Finding]:
     for one in worst:
-        checks = (_not_finite, _without_scale, _saturated, _noisy, _zeroed)
-        found = next(filter(None, (check(one) for check in checks)), None)
-        outlier = None if one.not_finite else _outlier(one)
-        yield from filter(None, (found, outlier))
+        # The first that applies is the cause of those that follow.
+        found = next(filter(None, (check(one) for check in _CHECKS)), None)
+        if found is not None:
+            yield found
 
 
 def _finding(one: TappedOperand, severity: Severity, what: str, remedy: str) -> Finding:
@@ -175,7 +175,9 @@ def _without_scale(one: TappedOperand) -> Finding | None:
             f"{int(one.lost)} finite elements are not finite after rounding: their "
             f"scale overflows, with magnitudes up to {one.largest:.3g}."
         )
-        remedy = f'config.update(cfg, {{"{one.operand}.scale_dtype": None}})'
+        remedy = (
+            f'config.update(cfg, {{"{one.operand}.calibration": calibration.AbsMax()}})'
+        )
     return _finding(one, "error", what, remedy)
 
 
@@ -242,7 +244,8 @@ def _outlier(one: TappedOperand) -> Finding | None:
         return None
     what = (
         f"{_place(one)} is {one.ratio:.0f} times its neighbours, and shares a scale "
-        f"with them ({one.snr:.1f} dB)."
+        f"with them: {100 * one.flushed:.0f} % of the elements are rounded to zero "
+        f"({one.snr:.1f} dB)."
     )
     is_contracted = int(one.axis) in one.contracting
     remedy = f'config.update(cfg, {{"{one.operand}.calib_shared_axes": None}})'
@@ -257,6 +260,9 @@ def _outlier(one: TappedOperand) -> Finding | None:
     is_forward = one.operand.startswith("fwd")
     severity: Severity = "warning" if is_forward or one.snr < 25 else "note"
     return _finding(one, severity, what, remedy)
+
+
+_CHECKS = (_not_finite, _without_scale, _saturated, _outlier, _noisy, _zeroed)
 
 
 def _below_others(worst: list[TappedOperand]) -> Iterator[Finding]:

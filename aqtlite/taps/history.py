@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from aqtlite.allocation import plots
+from aqtlite.taps import records
 from aqtlite.taps.records import TappedOperand, Taps
 
 
@@ -36,19 +37,23 @@ def plot_taps(taps: Taps | Mapping[int, Taps], path: str | os.PathLike[str]) -> 
     if isinstance(taps, Taps):
         bars: dict[str, dict[str, float]] = {}
         for one in taps.operands:
-            bars.setdefault(one.operand, {})[one.path] = _finite(np.nanmin(one.snr))
+            bars.setdefault(one.operand, {})[one.path] = _finite(
+                records.lowest(one.snr)
+            )
         plots.bars(bars, "signal-to-noise ratio of rounding, dB", path)
         return
     panels = {
-        "dB": _over_time(taps, lambda one: np.nanmin(one.snr)),
+        "dB": _over_time(taps, lambda one: records.lowest(one.snr)),
         "log10 of the largest": _over_time(taps, _log_of_largest),
-        "largest by reach": _over_time(taps, lambda one: np.nanmax(one.reach)),
+        "largest by reach": _over_time(
+            taps, lambda one: np.fmax.reduce(np.ravel(one.reach))
+        ),
     }
     plots.lines(panels, "step", path)
 
 
 def _log_of_largest(one: TappedOperand) -> float:
-    return float(np.log10(max(float(np.nanmax(one.largest)), 1e-38)))
+    return float(np.log10(max(np.fmax.reduce(np.ravel(one.largest)), 1e-38)))
 
 
 def _finite(x: Any) -> float:

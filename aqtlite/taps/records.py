@@ -195,8 +195,8 @@ def worst(one: TappedOperand) -> TappedOperand:
     if not arrays.snr.ndim:
         return arrays
     order = np.where(np.isnan(arrays.snr), np.inf, arrays.snr)
-    broken = arrays.not_finite + arrays.lost
-    index = np.argmax(broken) if np.nanmax(broken) > 0 else np.argmin(order)
+    broken = np.nan_to_num(arrays.not_finite + arrays.lost)
+    index = np.argmax(broken) if broken.max(initial=0) > 0 else np.argmin(order)
     at = np.unravel_index(index, arrays.snr.shape)
     return jax.tree.map(lambda x: x[at], arrays)
 
@@ -224,4 +224,9 @@ def _percent(share: Any) -> str:
 
 
 def _worst(snr: Any) -> str:
-    return f"{np.nanmin(np.asarray(snr)):.1f}"
+    return f"{lowest(snr):.1f}"
+
+
+def lowest(snr: Any) -> float:
+    """Returns the lowest value that is not NaN; NaN if all are."""
+    return float(np.fmin.reduce(np.ravel(snr)))

@@ -93,7 +93,7 @@ def tap_against_float(fn: Callable[..., T]) -> Callable[..., tuple[T, Taps]]:
     ...     return jnp.square(dot_general(x, w, (((1,), (0,)), ((), ())))).sum()
     >>> w = jnp.linspace(-1, 1, 64).reshape(16, 4)
     >>> x = jnp.cos(jnp.arange(128.0)).reshape(8, 16)
-    >>> gradient, taps = tap_against_float(jax.grad(loss))({"w": w}["w"], x)
+    >>> gradient, taps = tap_against_float(jax.grad(loss))(w, x)
     >>> [one.contraction for one in taps.results]
     ['fwd', 'drhs']
     >>> [error] = taps.errors

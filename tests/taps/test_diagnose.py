@@ -77,16 +77,19 @@ def test_an_operand_that_is_worse_than_others():
 def test_a_calibration_without_statistics():
     quantized = aqtlite.quantize_function(jnp.matmul, config.static_int8(), params=1)
     state = quantized.init_state(X, W)
-    found = aqtlite.diagnose(lambda state, x, w: quantized(state, x, w)[0], state, X, W)
+    call = lambda state, x, w: quantized.evaluate(state, (x, w), {})  # noqa: E731
+    found = aqtlite.diagnose(call, state, X, W)
     lost = [one for one in found if "no statistics" in one.what]
     assert [one.operand for one in lost] == ["fwd.lhs"]
     assert lost[0].severity == "error" and "calibrate(" in lost[0].remedy
 
 
 def test_a_delayed_scale_that_is_saturated_or_unused():
-    cfg = config.update(
-        nearest(), {"fwd.lhs.calibration": calibration.DelayedScaling()}
-    )
+    delayed = {
+        "fwd.lhs.calibration": calibration.DelayedScaling(),
+        "fwd.lhs.calib_shared_axes": "per_tensor",
+    }
+    cfg = config.update(nearest(), delayed)
     quantized = aqtlite.quantize_function(jnp.matmul, cfg, params=1)
     state = quantized.init_state(X, W)
     for _ in range(2):
@@ -105,11 +108,11 @@ def test_a_delayed_scale_that_is_saturated_or_unused():
 
 
 def test_a_scale_that_overflows():
-    narrow = {"fwd.lhs.scale_dtype": jnp.float16}
-    found = aqtlite.diagnose(contraction(config.update(nearest(), narrow)), 1e9 * X, W)
+    wide = {"fwd.lhs.calibration": calibration.AbsMax(clipping_scale=100.0)}
+    cfg = config.update(nearest(), wide)
+    found = aqtlite.diagnose(contraction(cfg), 1e37 * X, W)
     lost = [one for one in found if "overflows" in one.what]
     assert [one.operand for one in lost] == ["fwd.lhs"]
-    assert "scale_dtype" in lost[0].remedy
 
 
 def test_two_layers_with_one_noise():
@@ -136,8 +139,9 @@ def test_a_contraction_that_is_too_small():
 
 
 def test_elements_that_are_rounded_to_zero():
-    (one, *_) = found_in(jnp.where(X > 2, 1e4, X / 1e3), W)
-    assert "are rounded to zero" in one.what or "times its neighbours" in one.what
+    x = jnp.where(jax.random.uniform(jax.random.key(3), X.shape) > 0.8, 300.0, X)
+    (one,) = found_in(x, W)
+    assert "% of the elements are rounded to zero" in one.what
 
 
 def test_what_cannot_be_diagnosed():
