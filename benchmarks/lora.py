@@ -71,21 +71,24 @@ def ours(model: Transformer, variables: Any, tokens: Any, cfg: Any) -> Contestan
 
 def theirs(model: Transformer, variables: Any, tokens: Any) -> Contestant:
     """Adapters of Qwix's provider."""
-    provider = qwix.LoraProvider(
-        module_path=LAYERS,
-        rank=RANK,
-        alpha=ALPHA,
-        weight_qtype="nf4",
-        tile_size=BLOCK,
-    )
-    adapted = qwix.apply_lora_to_model(model, provider)
+    common = {"rank": RANK, "alpha": ALPHA, "weight_qtype": "nf4"}
+    rules = [  # Tiles are along the first of two contracted axes: the heads.
+        qwix.LoraRule(module_path=".*out", tile_size=1, **common),
+        qwix.LoraRule(module_path=LAYERS, tile_size=BLOCK, **common),
+    ]
+    adapted = qwix.apply_lora_to_model(model, qwix.LoraProvider(rules))
     initial = jax.jit(adapted.init)(jax.random.key(0), tokens)["params"]
-    adapters, abstract = {}, {}
-    for path, x in traverse_util.flatten_dict(initial).items():
-        (adapters if "_lora_" in path[-1] else abstract)[path] = x
+    abstract = traverse_util.flatten_dict(initial)
+    abstract = {path: x for path, x in abstract.items() if not is_theirs(path)}
     base = qwix.quantize_params(
         variables["params"], traverse_util.unflatten_dict(abstract)
     )
+    # Those of attention are made by a call only.
+    _, made = adapted.apply(
+        {"params": base}, tokens, mutable=["params"], rngs={"params": jax.random.key(0)}
+    )
+    flat = traverse_util.flatten_dict(made["params"])
+    adapters = {path: x for path, x in flat.items() if is_theirs(path)}
 
     def apply(adapters: Any, base: Any, tokens: jax.Array) -> jax.Array:
         flat = traverse_util.flatten_dict(base)
@@ -93,6 +96,11 @@ def theirs(model: Transformer, variables: Any, tokens: Any) -> Contestant:
         return adapted.apply({"params": params}, tokens)
 
     return Contestant(apply, adapters, base)
+
+
+def is_theirs(path: tuple[str, ...]) -> bool:
+    """Whether a parameter is one of Qwix's adapters."""
+    return "_lora_" in path[-1]
 
 
 def loss_of(logits: jax.Array, batch: jax.Array) -> jax.Array:
@@ -131,7 +139,9 @@ def story_data(length: int) -> corpus.Corpus:
 
 def measured(asked: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
     """Fine-tunes all contestants from one model."""
-    model = Transformer(asked.layers, asked.width, 4, asked.length)
+    model = Transformer(
+        asked.layers, asked.width, 4, asked.length, dot_general=jax.lax.dot_general
+    )
     variables = trained(model, asked.steps, asked.batch, seed)
     data = story_data(asked.length)
     held_out = data.validation_batches(8, asked.batch, asked.length)

@@ -39,7 +39,9 @@ def to_json(
             class (see `register`).
     """
     if not isinstance(cfg, _ROOTS):
-        raise TypeError(f"to_json needs a {_either(_ROOTS)}, got {cfg!r}")
+        raise TypeError(
+            f"to_json needs a DotGeneral, DotGeneralRaw, Tensor or Lora, got {cfg!r}"
+        )
     data = {"version": _VERSION, **_encode(cfg, "$")}
     return json.dumps(data, indent=indent, allow_nan=False)
 

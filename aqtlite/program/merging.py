@@ -20,6 +20,9 @@ from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes import sharding
 
 
+_TINY = float(np.finfo(np.float32).tiny)
+
+
 @dataclasses.dataclass(frozen=True)
 class MergedWeight:
     """What merging an adapter changes in one weight."""
@@ -177,9 +180,7 @@ def _measured(
 ) -> MergedWeight:
     """Returns what merging changes in a weight, and what rounding it would."""
     one, size = weight.one, float(jnp.linalg.norm(update))
-    relative = size / max(
-        float(jnp.linalg.norm(base)), float(np.finfo(np.float32).tiny)
-    )
+    relative = size / max(float(jnp.linalg.norm(base)), _TINY)
     if not one.cfg.fwd.rhs.is_quantized:
         return MergedWeight(one.path, relative, None)
     error = float(jnp.linalg.norm(_rounded(program, weight, wanted) - wanted))

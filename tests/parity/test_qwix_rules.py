@@ -586,3 +586,31 @@ def test_sparsity():
     # Qwix gives such fields to convolutions as little as to ragged_dot.
     assert all(one.cfg is None or not one.cfg.fwd.rhs.sparsity for one in others)
     assert {one.group for one in (weight, *others)} == {"rule 0 of Qwix"}
+
+
+def test_rules_of_lora_give_the_results_of_qwix():
+    """Of one base and the same adapters."""
+    rule = qwix.LoraRule(module_path=".*", weight_qtype="int8", rank=4, alpha=6.0)
+    theirs = qwix.apply_lora_to_model(
+        Mlp(nnx.Rngs(0)), qwix.LoraProvider([rule]), X, rngs=nnx.Rngs(1)
+    )
+    ours = quantize_model(Mlp(nnx.Rngs(0)), rules.from_qwix([rule]))
+    ours = convert(ours, X)
+    flax.nnx.init_state(ours, X)
+    for name, layer in (("up", theirs.up), ("down", theirs.down)):
+        own = ours.aqt.learned[name]["adapter"]
+        layer.kernel_lora_b[...] = normal(layer.kernel_lora_b.shape, 7)
+        for letter in "ab":
+            own[f"lora_{letter}"][...] = getattr(layer, f"kernel_lora_{letter}")[...]
+    assert relative_error(ours(X), theirs(X)) < OF_TINY_DIFFERENCES
+
+
+def test_fields_of_lora_without_an_equivalent():
+    (weight, activations) = rules.from_qwix({"rank": 2, "alpha": 4, "dropout": 0.1})
+    assert weight.adapter == config.Lora(2, 4, 0.1)
+    assert (weight.cfg, activations.cfg) == (None, None)
+    with pytest.raises(ValueError, match="needs an alpha"):
+        rules.from_qwix({"rank": 2})
+    ones = jax.nn.initializers.ones
+    with pytest.raises(ValueError, match="lora_b_initializer"):
+        rules.from_qwix({"rank": 2, "alpha": 4, "lora_b_initializer": ones})
