@@ -249,10 +249,8 @@ class WeightFreezer:
 
     def prepared(self, weight: Weight, *params: Any) -> jax.Array:
         """The array that is quantized, from the values of the weight's `inputs`."""
-        recorded = weight.recorded
-        outputs = (recorded.outputs.prepared,)
-        part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
-        read = recorded.trace.inputs
+        part = slicing.slice_outputs(weight.trace.jaxpr, (weight.made.prepared,))
+        read = weight.trace.inputs
         places = [weight.inputs.index(read[i]) for i in part.inputs]
 
         def run(*values: jax.Array) -> jax.Array:
