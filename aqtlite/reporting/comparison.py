@@ -52,6 +52,7 @@ class Comparison:
     """
 
     memory: tuple[Memory | None, Memory | None]
+    saved_bytes: tuple[int, int]
     shares: tuple[dict[str, float], dict[str, float]]
 
     def changed(self) -> tuple[Change, ...]:
@@ -65,12 +66,16 @@ class Comparison:
     def summary(self) -> list[str]:
         """Returns lines about both programs as a whole."""
         lines = [f"{len(self.changed())} of {len(self.changes)} contractions differ"]
-        for name, shares, memory in zip(
-            self.names, self.shares, self.memory, strict=True
+        for name, shares, memory, saved in zip(
+            self.names, self.shares, self.memory, self.saved_bytes, strict=True
         ):
             parts = ", ".join(f"{part:.1%} in {x}" for x, part in shares.items())
-            peak = "" if memory is None else f"; {filesize.decimal(memory.peak)}"
-            lines.append(f"{name}: {parts or 'no contraction'}{peak}")
+            line = f"{name}: {parts or 'no contraction'}"
+            if memory is not None:
+                line += f"; memory {filesize.decimal(memory.peak)}"
+            if saved:
+                line += f", saved for the backward pass {filesize.decimal(saved)}"
+            lines.append(line)
         return lines
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -136,6 +141,7 @@ def compare(first: Any, second: Any) -> Comparison:
         names,
         tuple(Change(path, role, one, other) for (path, role, _), one, other in pairs),
         (first.memory, second.memory),
+        (first.saved_bytes, second.saved_bytes),
         (first.shares, second.shares),
     )
 

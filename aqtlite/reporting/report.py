@@ -29,7 +29,7 @@ from aqtlite.reporting.collectives import Collective
 from aqtlite.reporting.comparison import Comparison
 from aqtlite.reporting.contraction import NOT_FOUND, ReportedContraction
 from aqtlite.reporting.copies import Copy
-from aqtlite.reporting.memory import Memory
+from aqtlite.reporting.memory import Memory, saved_bytes
 from aqtlite.reporting.products import Product
 from aqtlite.reporting.roofline import Estimate, Rates
 
@@ -62,6 +62,10 @@ class Report:
 
     memory: Memory | None
     """Memory of the compiled program; None if it is only lowered."""
+
+    saved_bytes: int
+    """Bytes of values that the traced program saves for backward passes, without its
+    arguments; 0 without a backward pass."""
 
     @property
     def macs(self) -> int:
@@ -223,4 +227,5 @@ def report(
         copies=tuple(copies.find(module, path_of)) if memory else (),
         collectives=tuple(collectives.find(module, path_of)),
         memory=memory,
+        saved_bytes=saved_bytes(stages.jaxpr),
     )

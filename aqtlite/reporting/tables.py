@@ -72,6 +72,8 @@ def summary(report: "Report") -> list[str]:
             f"memory: {_bytes(of.peak)}; arguments {_bytes(of.arguments)}, outputs "
             f"{_bytes(of.outputs)}, temporary {_bytes(of.temporary)}"
         )
+    if report.saved_bytes:
+        lines.append(f"saved for the backward pass: {_bytes(report.saved_bytes)}")
     lines += [
         f"{one.kind}: {one.type}"
         + (f" of {one.argument}" if one.argument else "")

@@ -17,7 +17,7 @@ from aqtlite.program import injected
 from aqtlite.program.equation import equation_of
 from aqtlite.program.naming import by_scope_or_leaf, numbered
 from aqtlite.program.planned_operand import PlannedOperand
-from aqtlite.reporting import macs
+from aqtlite.reporting import macs, sizes
 from aqtlite.reporting.products import both
 from aqtlite.shapes.sharding import describe
 
@@ -246,7 +246,7 @@ def _contraction(
             for operand, origin in zip(operands, site.operands, strict=False)
         ),
         weight_bytes=sum(
-            _bytes(atom.aval)
+            sizes.of_type(atom.aval)
             for atom, operand in zip(eqn.invars, operands, strict=False)
             if operand.kind == "weight"
         ),
@@ -320,14 +320,3 @@ def _is_given(origin: Origin, closed: core.ClosedJaxpr) -> bool:
     inputs = [i for i in origin.needed if not isinstance(i, Loop)]
     dtypes = [str(closed.in_avals[i].dtype) for i in inputs]
     return bool(dtypes) and all(map(_is_narrow, dtypes))
-
-
-def _bytes(aval: Any) -> int:
-    bits = (
-        jnp.finfo(aval.dtype).bits
-        if _is_float(str(aval.dtype))
-        else (
-            jnp.iinfo(aval.dtype).bits if jnp.issubdtype(aval.dtype, jnp.integer) else 8
-        )
-    )
-    return -(-math.prod(aval.shape) * bits // 8)

@@ -80,6 +80,19 @@ def test_one_layer_left_in_float():
     assert not found.others
 
 
+def test_what_the_backward_pass_reads():
+    # In float, the activation of the second layer and the mask of relu; quantized,
+    # integers and scales in their place.
+    in_float, quantized = (
+        gradient_of(cfg, None)[0].saved_bytes for cfg in (None, nearest())
+    )
+    wanted = 16 * 64 * 4 + 16 * 64 + 16 * 24 * 4
+    assert in_float == wanted
+    assert quantized == wanted + 16 * 32 + 16 * 4
+    served, _ = report(Mlp(), jax.eval_shape(Mlp().init, jax.random.key(0), X), X), None
+    assert served.saved_bytes == 0
+
+
 def test_compare_and_estimate():
     float_one, int8 = gradient_of(None, None)[0], gradient_of(nearest(), None)[0]
     changes = float_one.compare(int8).changed()
