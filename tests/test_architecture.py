@@ -1,6 +1,7 @@
 """The picture in docs/architecture.md is true of the imports."""
 
 import ast
+import functools
 import importlib
 import pathlib
 import re
@@ -20,6 +21,12 @@ FLOORS = [re.split(r" {3,}", row)[0].split() for row in PICTURE.splitlines()][::
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The files of the way through the package, after the page itself.
 WAY = re.findall(r"^\d+\. `([\w/]+\.py)`", PAGE, re.M)
+# Rooms with the files that others import, besides the front.
+LEAVES = PAGE.partition("## Rooms that need not be entered")[2].split("```")[1]
+DOORS = {
+    room.replace("/", "."): set(doors)
+    for room, *doors in map(str.split, LEAVES.strip().splitlines())
+}
 FOLDERS = sorted(
     path.parent.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*/__init__.py")
 )
@@ -52,17 +59,16 @@ def imports(tree: ast.AST) -> set[str]:
     return {name for name in names if name.partition(".")[0] == "aqtlite"}
 
 
-def arrows() -> set[tuple[str, str, str]]:
-    """(file, its room, another room that it imports) of the whole package."""
+@functools.cache
+def arrows() -> set[tuple[str, str]]:
+    """(module, another module that it imports) of the whole package."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
         if path.name == "__main__.py":
             continue
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        own = room(module.removesuffix(".__init__"))
         for name in imports(ast.parse(path.read_text())):
-            if room(name) != own:
-                found.add((path.relative_to(ROOT).as_posix(), own, room(name)))
+            found.add((module.removesuffix(".__init__"), name))
     return found
 
 
@@ -74,11 +80,26 @@ def test_rooms_are_those_of_the_picture():
 
 def test_each_floor_imports_only_floors_below():
     upward = [
-        (path, other)
-        for path, own, other in arrows()
-        if FLOOR_OF[other] >= FLOOR_OF[own]
+        (module, other)
+        for module, other in arrows()
+        if room(module) != room(other)
+        and FLOOR_OF[room(other)] >= FLOOR_OF[room(module)]
     ]
     assert not upward
+
+
+@pytest.mark.parametrize("leaves", DOORS)
+def test_rooms_of_leaves_are_entered_by_their_doors(leaves):
+    inside = f"aqtlite.{leaves}."
+    doors = {inside + door for door in DOORS[leaves]}
+    assert all(map(is_module, doors))
+    entered = {
+        (module, other)
+        for module, other in arrows()
+        if other.startswith(inside) and not f"{module}.".startswith(inside)
+    }
+    assert not {arrow for arrow in entered if arrow[1] not in doors}
+    assert {other for _, other in entered} == doors, "a door that nobody takes"
 
 
 def test_the_house_stays_small():
