@@ -24,13 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import qwix
+from aqtlite.demo import corpus, stories
+from aqtlite.demo.model import Transformer
 from flax import traverse_util
 from rich.console import Console
 from rich.table import Table
 
 from aqtlite import Rule, config, numerics
-from aqtlite.demo import corpus, stories
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import convert, quantize_model, with_adapters
 
 RANK, ALPHA, BLOCK = 8, 16, 64

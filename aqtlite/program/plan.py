@@ -279,9 +279,11 @@ def _planned(
         one, rule=index, why_float=why, is_left_alone=is_left_alone
     )
     adapter = None if index is None else rules[index].adapter
-    if adapter is not None and why_not_quantized(site.eqn) != EMPTY:
+    if adapter is not None and why != EMPTY:
         with errors.naming(one.path):
-            low_rank.check(one, obstacles.why_not_replaced(site))
+            low_rank.check(
+                one, why_not_quantized(site.eqn) or obstacles.why_not_replaced(site)
+            )
         one = dataclasses.replace(one, adapter=adapter)
     if cfg is None or not one.is_quantized:
         return one

@@ -165,8 +165,16 @@ def test_scanned_layers_have_stacked_adapters():
     (one,) = reports[0].weights
     assert 0.1 < one.update < 10 and 0 < one.rounding_error < 0.1
     assert "rounding error" in str(reports[0])
-    vmapped = jax.vmap(lambda x: fn_q(state, w, x)[0])(X[:, None])
-    assert relative_error(vmapped[:, 0], out) < 1e-5
+
+
+def test_each_row_may_have_adapters_of_its_own():
+    fn_q = adapted(matmul, INT8)
+    states = [trained(fn_q.init_state(W, X), seed) for seed in range(4)]
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
+    run = quick_jit(lambda state, x: fn_q(state, W, x)[0])
+    rows = quick_jit(jax.vmap(lambda state, x: fn_q(state, W, x)[0]))(stacked, X)
+    for state, x, row in zip(states, X, rows, strict=True):
+        assert relative_error(row, run(state, x[None])[0]) < 1e-5
 
 
 def test_bits_depend_on_values_alone():
@@ -263,6 +271,15 @@ def test_an_adapter_needs_a_weight():
     grouped = adapted(lambda w, x: conv(w, x, feature_group_count=4))
     with pytest.raises(ValueError, match="cannot have an adapter: it is a convolution"):
         grouped.plan(normal((3, 3, 1, 4)), normal((2, 5, 5, 4)))
+
+
+def test_an_adapter_is_of_floats():
+    integers = jnp.ones((8, 6), jnp.int32)
+    with pytest.raises(ValueError, match="cannot have an adapter: it contracts int32"):
+        adapted(matmul).plan(integers, jnp.ones((4, 8), jnp.int32))
+    fn_q, empty = adapted(matmul), jnp.ones((0, 6))
+    state = fn_q.init_state(empty, X[:, :0])
+    assert not state and fn_q.plan(empty, X[:, :0]).replaced() == ()
 
 
 def test_an_adapter_needs_parameters():
