@@ -44,20 +44,20 @@ WAYS: Mapping[str, Way] = {
 
 
 def config_of(parameters: int, vocabulary: int = VOCABULARY) -> llm.DecoderConfig:
-    """A decoder of about so many parameters, of the proportions of Llama 3.2."""
-    layers, size = 2, 64
+    """A decoder of about so many parameters, with few and wide layers."""
+    layers, size = 1, 64
     while True:
-        width = size * layers
+        width = 256 * layers
         layer = width * width * 5 // 2 + 3 * width * 4 * width
         if layers * layer + vocabulary * width >= parameters:
             break
-        layers += 2
+        layers += 1
     heads = width // size
     return llm.DecoderConfig(
         vocabulary=vocabulary,
         width=width,
         heads=heads,
-        kv_heads=max(heads // 4, 1) if heads % 4 == 0 else heads,
+        kv_heads=heads // 4,
         head_size=size,
         hidden=4 * width,
         ropes=(llm.Rope(theta=500_000.0),) * layers,
