@@ -4,8 +4,8 @@
 
 A Llama-like decoder of about so many million parameters continues a prompt in float32,
 int8 and int4, with float32 or int8 keys and values; alternatives take turns, one token
-each, and the medians and the best are shown. The column `of memory` is the share that the
-best reaches of the speed at which a sum reads the weights. If it is installed,
+each, and the medians and the best are shown. The column `of memory` is the share that
+the best reaches of the speed at which a sum reads the weights. If it is installed,
 `transformers` continues a text with a model of this size in float32.
 """
 
