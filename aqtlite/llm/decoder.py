@@ -118,7 +118,8 @@ class Decoder(nnx.Module):
     ...     vocabulary=32, width=16, heads=4, kv_heads=2, head_size=4, hidden=24,
     ...     ropes=(Rope(),), windows=(None,),
     ... )
-    >>> Decoder(cfg, rngs=nnx.Rngs(0))(jnp.array([[3, 14, 15]])).shape
+    >>> tokens = jnp.array([[3, 14, 15]])
+    >>> nnx.eval_shape(lambda: Decoder(cfg, rngs=nnx.Rngs(0))(tokens)).shape
     (1, 3, 32)
 
     Args:

@@ -12,6 +12,7 @@ from aqtlite.llm.hugging_face import number
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gemma3", "gpt2")
 _FACTORS = "rope_freqs.weight"
+_LAYERS_OF_27B = 62
 
 
 def config_of(source: QuantizedCheckpoint) -> DecoderConfig:
@@ -85,9 +86,13 @@ def _of_family(
     if family == "gemma3":
         window = settings.integer("attention.sliding_window", 1)
         is_full = [(i + 1) % 6 == 0 for i in range(count)]
-        local = Rope(theta=10_000.0)
+        local = Rope(theta=number(settings, "rope.freq_base_swa", 10_000.0))
+        scale = None
+        if count == _LAYERS_OF_27B:  # The only size that scales by another width.
+            scale = (fields["width"] / fields["heads"]) ** -0.5
         return {
             **of_gemma,
+            "score_scale": scale,
             "qk_norm": True,
             "post_norms": True,
             "windows": tuple(None if full else window for full in is_full),

@@ -121,6 +121,7 @@ def _gemma(settings: Settings) -> dict[str, Any]:
 
 def _gemma3(settings: Settings) -> dict[str, Any]:
     fields = _gemma(settings)
+    settings.one_of("use_bidirectional_attention", (False,), False)
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if settings.values.get(key) is not None:
             raise settings.wrong(key, "null: scores and logits are not capped here")

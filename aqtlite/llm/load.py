@@ -42,7 +42,7 @@ class Loaded:
 
     rounded_again: tuple[str, ...]
     """Weights that were quantized on a grid that contractions do not take (GGUF's with
-    minima), or whose blocks the map cuts, and are integers by the config."""
+    minima), or tables in blocks of several rows, and are integers by the config."""
 
     decoded: tuple[str, ...]
     """Weights like these, without a config: they are floats."""
@@ -156,7 +156,7 @@ def _put(
 ) -> str | None:
     """Gives a matrix its weight; returns what became of it."""
     is_contracted = name != "positions" and (name != "tokens" or of_decoder.tied)
-    if isinstance(value, QTensor) and value.offset is None:
+    if isinstance(value, QTensor) and _stays(value, name):
         base = config.weight_only() if cfg is None else cfg
         own = config.update(base, {"fwd.rhs": tensor_config_of(value)})
         arrays = jax.tree.map(jnp.asarray, value)
@@ -169,6 +169,13 @@ def _put(
         return "off" if was_quantized else None
     matrix.set_quantized(quantized_by(floats, cfg.fwd.rhs), cfg)
     return "again" if was_quantized else "rounded"
+
+
+def _stays(q: QTensor, name: str) -> bool:
+    """Whether the integers of a file can be contracted, and looked up in a table."""
+    has_blocks_of_rows = q.in_own_order().scale.shape[0] not in (1, q.shape[0])
+    is_table = name in ("tokens", "positions")
+    return q.offset is None and not (is_table and has_blocks_of_rows)
 
 
 @functools.partial(jax.jit, static_argnums=1)

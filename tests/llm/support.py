@@ -58,31 +58,46 @@ def metadata(family):
     return json.loads((FOLDER / family / "config.json").read_text())
 
 
-def as_gguf(weights, heads, kv_heads):
-    """Llama's weights by the names of GGUF, rows of q and k paired as it pairs them."""
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "model.layers": "blk",
-    }
-    found = {}
+def gguf_names(family):
+    """What llama.cpp's converter calls the weights."""
+    return json.loads((FOLDER / family / "gguf_names.json").read_text())
+
+
+def as_gguf_of_llama(weights, heads):
+    """Llama's weights for GGUF, which pairs the rows of q and k as it rotates them.
+
+    Args:
+        weights: the weights by name.
+        heads: number of heads of ``q_proj`` and ``k_proj``.
+    """
+    found, names = {}, gguf_names("llama")
     for name, x in weights.items():
-        for heads_of, part in ((heads, ".q_proj."), (kv_heads, ".k_proj.")):
-            if part in name:
-                size = x.shape[0] // heads_of // 2
-                halves = x.reshape(heads_of, 2, size, x.shape[1])
-                x = halves.swapaxes(1, 2).reshape(x.shape)
-        for theirs, ours in names.items():
-            name = name.replace(theirs, ours)
-        found[name] = x
+        count = heads.get(name.split(".")[-2])
+        if count is not None:
+            halves = x.reshape(count, 2, x.shape[0] // count // 2, x.shape[1])
+            x = halves.swapaxes(1, 2).reshape(x.shape)
+        found[names[name]] = x
     return found
+
+
+# Keys of GGUF by fields of the decoder; what a family lacks, its file need not have.
+GGUF_KEYS = {
+    "context_length": "length",
+    "embedding_length": "width",
+    "feed_forward_length": "hidden",
+    "attention.head_count": "heads",
+    "attention.head_count_kv": "kv_heads",
+    "attention.key_length": "head_size",
+}
+
+
+def gguf_pairs(family, cfg):
+    """The key-value pairs that llama.cpp's converter writes."""
+    eps = "layer_norm" if family == "gpt2" else "layer_norm_rms"
+    own = {key: np.uint32(getattr(cfg, name)) for key, name in GGUF_KEYS.items()}
+    own["block_count"] = np.uint32(cfg.layers)
+    own[f"attention.{eps}_epsilon"] = np.float32(cfg.eps)
+    if family == "gemma3":
+        own["attention.sliding_window"] = np.uint32(4)
+    pairs = {f"{family}.{key}": value for key, value in own.items()}
+    return {"general.architecture": family, **pairs}

@@ -152,3 +152,10 @@ def test_a_tokenizer_of_pieces_is_made_from_gguf():
         assert made.encode(text).ids == [1, *wanted.encode(text)]
     given = llm.Tokenizer(made, stop)
     assert "".join(given.decoded(given.encode("the cat"))).strip() == "the cat"
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    given = ["generate", str(FOLDER / "llama"), "--prompt", PROMPT]
+    assert program.main(given) == 2
+    assert "pip install 'aqtlite[llm]'" in capsys.readouterr().err

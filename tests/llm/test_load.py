@@ -3,17 +3,23 @@
 import json
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from aqtlite import checkpoint, config, llm
 from aqtlite.checkpoint import CheckpointError
+from aqtlite.llm.layers import Weight
+from aqtlite.llm.load import tensor_config_of
 from aqtlite.qtensor.qtensor import QTensor
+from tests.common import normal
 from tests.llm.support import (
     FOLDER,
-    as_gguf,
+    as_gguf_of_llama,
     check_close,
+    gguf_pairs,
     logits_of,
     metadata,
     quantized_weights,
@@ -21,18 +27,6 @@ from tests.llm.support import (
 )
 
 pytestmark = pytest.mark.code("quick")
-
-LLAMA_GGUF = {
-    "general.architecture": "llama",
-    "llama.block_count": np.uint32(2),
-    "llama.context_length": np.uint32(64),
-    "llama.embedding_length": np.uint32(32),
-    "llama.feed_forward_length": np.uint32(48),
-    "llama.attention.head_count": np.uint32(4),
-    "llama.attention.head_count_kv": np.uint32(2),
-    "llama.attention.layer_norm_rms_epsilon": np.float32(1e-6),
-    "llama.rope.freq_base": np.float32(500000.0),
-}
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +66,12 @@ def test_integers_of_a_folder_are_contracted_as_they_are(of_llama, decoded, tmp_
 
 def test_a_gguf_file_has_the_logits_of_its_folder(of_llama, decoded, tmp_path):
     path = tmp_path / "model.gguf"
-    weights = as_gguf(of_llama, heads=4, kv_heads=2)
-    rope = llm.moves_of(FOLDER / "llama")[0].ropes[0]
+    weights = as_gguf_of_llama(of_llama, {"q_proj": 4, "k_proj": 2})
+    cfg, _ = llm.moves_of(FOLDER / "llama")
+    rope = cfg.ropes[0]
+    pairs = {**gguf_pairs("llama", cfg), "llama.rope.freq_base": np.float32(5e5)}
     weights["rope_freqs.weight"] = np.asarray(rope.factors, np.float32)
-    checkpoint.save_quantized(path, weights, format="gguf", metadata=LLAMA_GGUF)
+    checkpoint.save_quantized(path, weights, format="gguf", metadata=pairs)
     found = llm.load(path)
     assert len(found.kept) == 14
     tokens, _ = reference("llama")
@@ -87,6 +83,23 @@ def test_a_preset_rounds_matrices_and_the_tied_table():
     assert len(found.rounded) == 2 * 7 + 1 and "tokens/weight" in found.rounded
     tokens, wanted = reference("qwen2")
     check_close(logits_of(found.decoder, jnp.asarray(tokens)), wanted, 0.05)
+
+
+@pytest.mark.parametrize(
+    "case", ["compressed_fp8_block", "gptq_4_act_order", "bnb_nf4_over_rows"]
+)
+def test_grids_and_blocks_of_files_are_contracted(case):
+    folder = FOLDER.parent.parent / "checkpoint" / "formats_written_by_others" / case
+    q = checkpoint.load_quantized(folder)["model.layers.0.mlp.up_proj.weight"]
+    cfg = config.update(config.weight_only(), {"fwd.rhs": tensor_config_of(q)})
+    weight = Weight(*q.shape, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    weight.set_quantized(jax.tree.map(jnp.asarray, q), cfg)
+    x = normal((2, q.shape[1]))
+    check_close(weight.contract(x), x @ q.dequant().T, 1e-5)
+    if case == "compressed_fp8_block":  # In blocks of rows, no table stays so.
+        return
+    tokens = jnp.array([[3, 0]])
+    np.testing.assert_array_equal(weight.rows(tokens), q.dequant()[tokens])
 
 
 def edited(family, folder, **changes):
@@ -135,8 +148,7 @@ def test_configs_that_need_data_are_refused(cfg, message):
         llm.load(FOLDER / "llama", cfg)
 
 
-def test_maps_convert_into_a_decoder(tmp_path):
-    """The ready map is one of `aqtlite.checkpoint.convert_checkpoint`."""
+def test_the_map_of_a_family_is_plain_data():
     cfg, moves = llm.moves_of(FOLDER / "gpt2")
     moved = checkpoint.move_weights(checkpoint.load_quantized(FOLDER / "gpt2"), moves)
     assert moved["layers/1/attention/k/weight"].shape == (32, 32)

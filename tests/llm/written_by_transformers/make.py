@@ -3,12 +3,14 @@
 Run once, outside of CI, where the packages are installed; the decoder's logits are then
 compared with those of ``logits.npz`` without them:
 
-    pip install numpy torch transformers tokenizers
+    pip install numpy torch transformers tokenizers gguf==0.19.0
     python make.py
 """
 
+import json
 import pathlib
 
+import gguf
 import numpy as np
 import tokenizers
 import torch
@@ -97,12 +99,22 @@ def main():
         )
         with torch.no_grad():
             logits = model.eval()(torch.tensor(TOKENS)).logits
+        (folder / "gguf_names.json").write_text(json.dumps(gguf_names(name, model)))
         np.savez_compressed(
             folder / "logits.npz", tokens=np.array(TOKENS), logits=logits.numpy()
         )
         print(name, float(logits.abs().max()), sorted(p.name for p in folder.iterdir()))
     for case, made in (("llama", byte_level()), ("mistral", pieces())):
         made.save(str(HERE / case / "tokenizer.json"))
+
+
+def gguf_names(family, model):
+    """The names that llama.cpp's converter gives to the weights."""
+    arch = "LLAMA" if family == "mistral" else family.upper()
+    layers = model.config.num_hidden_layers
+    found = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch), layers)
+    ends = (".weight", ".bias")
+    return {name: found.get_name(name, ends) for name in model.state_dict()}
 
 
 def byte_level():

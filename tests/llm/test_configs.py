@@ -1,0 +1,88 @@
+"""Configs and names of Hugging Face, old and new, and of GGUF: one decoder."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from aqtlite import checkpoint, llm
+from aqtlite.checkpoint.quantized_formats.settings import Settings
+from aqtlite.llm import hugging_face
+from tests.llm.support import FOLDER, gguf_names, gguf_pairs, loaded, metadata
+
+pytestmark = pytest.mark.code("quick")
+
+BEFORE = {  # As transformers 4 wrote what the folders have.
+    "llama": {
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "mistral": {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    "qwen2": {"rope_theta": 10000.0, "layer_types": None},
+    "gemma": {"rope_theta": 10000.0},
+    "gemma3": {"rope_theta": 1e6, "rope_local_base_freq": 10000.0},
+}
+
+
+def config_of(values, has_head=True):
+    return hugging_face.config_of(Settings(values, "config.json"), has_head=has_head)
+
+
+@pytest.mark.parametrize("family", BEFORE)
+def test_old_configs_say_the_same(family):
+    new = metadata(family)
+    old = {**new, "rope_parameters": None, **BEFORE[family]}
+    assert config_of(old) == config_of(new) == llm.moves_of(FOLDER / family)[0]
+
+
+def test_layers_with_windows():
+    qwen = {k: v for k, v in metadata("qwen2").items() if k != "layer_types"}
+    qwen |= {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    assert config_of(qwen).windows == (None, 7)
+    mistral = metadata("mistral")
+    assert config_of({**mistral, "sliding_window": None}).windows == (None, None)
+    gemma = metadata("gemma3")
+    gemma |= {"layer_types": None, "sliding_window_pattern": 3}
+    assert config_of(gemma).windows == (4, 4, None)
+
+
+def arrays_of(decoder):
+    leaves, _ = jax.tree.flatten_with_path(nnx.to_pure_dict(nnx.state(decoder)))
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma", "gemma3", "gpt2"])
+def test_gguf_files_hold_the_same_decoder(family, tmp_path):
+    names = gguf_names(family)
+    wanted = loaded(family)
+    is_gemma = family.startswith("gemma")
+    weights = {}
+    for name, x in checkpoint.load_quantized(FOLDER / family).items():
+        x = np.asarray(x, np.float32)
+        # As llama.cpp's converter stores them.
+        x = x.T if family == "gpt2" and ".c_" in name else x
+        weights[names[name]] = x + 1 if is_gemma and "norm" in name else x
+    path = tmp_path / "model.gguf"
+    pairs = gguf_pairs(family, wanted.cfg)
+    checkpoint.save_quantized(path, weights, format="gguf", metadata=pairs)
+    got = llm.load(path).decoder
+    moved, given = arrays_of(got), arrays_of(wanted)
+    assert moved.keys() == given.keys()
+    for name, x in given.items():
+        is_shifted = is_gemma and "norm" in name
+        np.testing.assert_array_equal(moved[name], x + 1 if is_shifted else x, name)
+    cfg = dataclasses.replace(got.cfg, eps=wanted.cfg.eps, norm=wanted.cfg.norm)
+    if family == "gemma3":  # Its layers have a pattern of six, and its scale is known.
+        assert cfg.windows == (4, 4, 4) and cfg.ropes == (llm.Rope(),) * 3
+        fields = ("windows", "ropes", "score_scale")
+        same = {name: getattr(wanted.cfg, name) for name in fields}
+        cfg = dataclasses.replace(cfg, **same)
+    assert cfg == wanted.cfg
