@@ -13,11 +13,11 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-import optax
+import jax.numpy as jnp
 
 import aqtlite
 from aqtlite import config, numerics
@@ -35,34 +35,45 @@ STATES = {
 }
 
 
-def optimizer(
-    cfg: config.OptimizerStates | None, lr: float, steps: int
-) -> optax.GradientTransformation:
-    """The optimizer of the demo, with its moments held as a config says."""
-    tx = training.optimizer(lr, steps)
-    return tx if cfg is None else aqtlite.quantize_optimizer(tx, cfg)
+class Kind(NamedTuple):
+    """An optimizer, compiled."""
+
+    init: Callable[..., Any]
+    step: Callable[..., Any]
+
+    @classmethod
+    def of(
+        cls, cfg: config.OptimizerStates | None, model: Transformer, options: Any
+    ) -> "Kind":
+        """The optimizer of the demo, with its moments held as a config says."""
+        tx = training.optimizer(options.lr, options.steps)
+        if cfg is not None:
+            tx = aqtlite.quantize_optimizer(tx, cfg)
+        return cls(tx.init, training.make_step(model, tx))
 
 
 def compare(
-    options: argparse.Namespace, corpus: corpus_lib.Corpus, seed: int
+    options: argparse.Namespace,
+    corpus: corpus_lib.Corpus,
+    model: Transformer,
+    kinds: Mapping[str, Kind],
+    seed: int,
 ) -> dict[str, tuple[float, int, float]]:
     """Trains with each kind of state; returns loss, bytes and seconds of each."""
-    model = Transformer(
-        layers=options.layers, width=options.width, heads=4, length=options.length
-    )
     validation = corpus.validation_batches(8, 32, options.length)
     variables = jax.jit(model.init)(jax.random.key(seed), validation[0][:, :-1])
-    steps, runs, seconds = {}, {}, {name: [] for name in STATES}
-    for name, cfg in STATES.items():
-        tx = optimizer(cfg, options.lr, options.steps)
-        steps[name] = training.make_step(model, tx)
-        # Each step donates what it is given.
-        runs[name] = jax.tree.map(np.asarray, variables), tx.init(variables)
+    # Each step donates what it is given.
+    runs = {
+        name: (jax.tree.map(jnp.copy, variables), kind.init(variables))
+        for name, kind in kinds.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
     batches = corpus.batches(options.batch, options.length, seed)
     for batch in itertools.islice(batches, options.steps):
         for name, (params, state) in runs.items():
             start = time.perf_counter()
-            params, state, _ = jax.block_until_ready(steps[name](params, state, batch))
+            made = kinds[name].step(params, state, batch)
+            params, state, _ = jax.block_until_ready(made)
             seconds[name].append(time.perf_counter() - start)
             runs[name] = params, state
     loss = jax.jit(lambda v, batch: training.loss_fn(model, v, batch))
@@ -88,7 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     options = parser.parse_args(arguments)
     corpus = corpus_lib.standard_library(options.length)
-    found = [compare(options, corpus, seed) for seed in options.seeds]
+    model = Transformer(
+        layers=options.layers, width=options.width, heads=4, length=options.length
+    )
+    kinds = {name: Kind.of(cfg, model, options) for name, cfg in STATES.items()}
+    found = [compare(options, corpus, model, kinds, seed) for seed in options.seeds]
     print(f"| state | {' | '.join(f'seed {i}' for i in options.seeds)} | bytes | ms |")
     print("| --- |" + " ---: |" * (len(found) + 2))
     for name in STATES:
