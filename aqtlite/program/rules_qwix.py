@@ -149,11 +149,16 @@ def _fields(rule: Any) -> dict[str, Any]:
     return given
 
 
+def _registered() -> set[str]:
+    """Returns what rules of Qwix may name: all but lookups, which have no Qwix name."""
+    return {*registry.names()} - {registry.LOOKUP}
+
+
 def _operations(fields: Mapping[str, Any]) -> list[tuple[str, Any, Mapping[str, Any]]]:
     """Returns `Rule.path`, `Rule.op` and the fields of contractions that are given."""
     given = fields["op_names"]
     names = {given} if isinstance(given, str) else set(given)
-    if unknown := names - _OPS - {*registry.names()}:
+    if unknown := names - _OPS - _registered():
         raise no_equivalent(
             "op_names",
             tuple(sorted(unknown)),
@@ -164,7 +169,7 @@ def _operations(fields: Mapping[str, Any]) -> list[tuple[str, Any, Mapping[str, 
     additional = fields["additional_qt_config"] or {}
     if not names and not additional:
         return [(".*", None, {})]
-    names = names or {*_PRODUCTS, *registry.names()}
+    names = names or _PRODUCTS | _registered()
     products, others = names & _PRODUCTS, tuple(sorted(names - _PRODUCTS))
     if products == _PRODUCTS and not additional:
         return [(".*", ("dot_general", *others), {})]
