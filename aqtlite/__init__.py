@@ -39,16 +39,23 @@ if TYPE_CHECKING:
     from aqtlite.quantization import fixed_scale, statistics
     from aqtlite.quantization.quantize import quantize
     from aqtlite.quantization.stored_statistics import restored_statistics
+    from aqtlite.taps.diagnose import Finding, diagnose
+    from aqtlite.taps.history import plot_taps
+    from aqtlite.taps.records import Taps
+    from aqtlite.taps.tap import tap, tap_against_float
 
 __all__ = [
+    "Finding",
     "QTensor",
     "Rule",
     "ServingProgram",
+    "Taps",
     "__version__",
     "choose_bits",
     "compile_serving",
     "convert_function",
     "correct_biases",
+    "diagnose",
     "einsum",
     "einsum_states",
     "fixed_scale",
@@ -61,6 +68,7 @@ __all__ = [
     "measure_serving",
     "measure_training",
     "plan",
+    "plot_taps",
     "quantize",
     "quantize_function",
     "register_operation",
@@ -71,6 +79,8 @@ __all__ = [
     "shape_operations",
     "statistics",
     "tabulate",
+    "tap",
+    "tap_against_float",
     "with_gradient_statistics",
 ]
 
@@ -82,13 +92,16 @@ _MODULES = [
 ]
 
 _PLACES = {
+    "Finding": "taps.diagnose:Finding",
     "QTensor": "qtensor.qtensor:QTensor",
     "Rule": "program.rules:Rule",
     "ServingProgram": "program.compile_serving:ServingProgram",
+    "Taps": "taps.records:Taps",
     "choose_bits": "allocation.choose:choose_bits",
     "compile_serving": "program.compile_serving:compile_serving",
     "convert_function": "program.convert:convert_function",
     "correct_biases": "program.biases:correct_biases",
+    "diagnose": "taps.diagnose:diagnose",
     "einsum": "contraction.einsum:einsum",
     "einsum_states": "contraction.einsum_states",
     "fixed_scale": "quantization.fixed_scale",
@@ -102,6 +115,7 @@ _PLACES = {
     "measure_serving": "program.measure:measure_serving",
     "measure_training": "program.measure:measure_training",
     "plan": "program.quantize:plan",
+    "plot_taps": "taps.history:plot_taps",
     "quantize": "quantization.quantize:quantize",
     "quantize_function": "program.quantize:quantize_function",
     "register_operation": "jaxpr.registry:register_operation",
@@ -112,6 +126,8 @@ _PLACES = {
     "shape_operations": "qtensor.shape_operations",
     "statistics": "quantization.statistics",
     "tabulate": "program.tabulate:tabulate",
+    "tap": "taps.tap:tap",
+    "tap_against_float": "taps.tap:tap_against_float",
     "with_gradient_statistics": "program.calibration_state:with_gradient_statistics",
     **{name: name for name in _MODULES},
 }

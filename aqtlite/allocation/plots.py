@@ -109,3 +109,53 @@ def curve(
     axes.set_ylabel(labels[1])
     axes.legend()
     figure.savefig(path, dpi=120)
+
+
+def scatter(
+    points: Mapping[str, tuple[float, float]],
+    labels: tuple[str, str],
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws points with names into a file.
+
+    Args:
+        points: the points, by name.
+        labels: labels of both axes.
+        path: name of the file.
+    """
+    figure = _figure(4.5)
+    axes = figure.subplots()
+    for number, (name, place) in enumerate(points.items()):
+        axes.plot(*place, "o", color=f"C{number % 10}")
+        axes.annotate(
+            name, place, xytext=(4, 4), textcoords="offset points", fontsize=7
+        )
+    axes.grid(alpha=0.3)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    figure.savefig(path, dpi=120)
+
+
+def lines(
+    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
+    label: str,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws panels of lines, one above another, into a file.
+
+    Args:
+        panels: for each label of a vertical axis, the lines by name: their places on
+            the horizontal axis, and their values.
+        label: label of the horizontal axis.
+        path: name of the file.
+    """
+    figure = _figure(3.2 * len(panels))
+    several = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, values) in zip(several, panels.items(), strict=True):
+        for line, (places, heights) in values.items():
+            axes.plot(places, heights, ".-", label=line, linewidth=1)
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+    several[-1].set_xlabel(label)
+    several[0].legend(fontsize=6, ncols=2)
+    figure.savefig(path, dpi=120)

@@ -24,6 +24,7 @@ from aqtlite.contraction import (
     remat,
     scale_moves,
     straight_through,
+    tapped,
 )
 from aqtlite.contraction.execution import ContractionExecution, Execution
 from aqtlite.contraction.straight_through import Estimator
@@ -111,8 +112,8 @@ def _moved(
     states: States,
 ) -> tuple[Operand, Operand]:
     """The operands, after the scale of one of them has multiplied the other."""
-    lhs = _quantized_first(how, operation, "lhs", lhs, seed, states.lhs)
-    rhs = _quantized_first(how, operation, "rhs", rhs, seed, states.rhs)
+    lhs = _quantized_first(how, operation, "lhs", (lhs, rhs), seed, states.lhs)
+    rhs = _quantized_first(how, operation, "rhs", (rhs, lhs), seed, states.rhs)
     if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
         lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
     elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):
@@ -128,16 +129,19 @@ def _quantized_first(
     how: Execution,
     operation: Operation,
     side: Side,
-    x: Operand,
+    operands: tuple[Operand, Operand],
     seed: jax.Array | None,
     state: Any,
 ) -> Operand:
+    x, other = operands
     one = how.fwd.lhs if side == "lhs" else how.fwd.rhs
     if not one.tensor.scale_moves or isinstance(x, QTensor):
         return x
     seeds = Seeds(seed, (), one.salt)
     axes = operation.axes(side)
     q = straight_through.quantized(x, one.tensor, axes, one.path, seeds, state)
+    if tapped.is_tapping():
+        q = tapped.noted_operand(q, x, other, one, axes, seeds, state)
     return remat.named(side, q)
 
 

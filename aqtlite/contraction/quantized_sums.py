@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from aqtlite.contraction import accumulation, block_products, poison, remat
+from aqtlite.contraction import accumulation, block_products, poison, remat, tapped
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.jaxpr import inlined
 from aqtlite.operations import Operation, Side
@@ -53,10 +53,9 @@ def quantize_and_sum(
     Returns:
         The operands, and the sums without the scales that multiply the output.
     """
-    seeds = Seeds(seed, forward_scales, how.lhs.salt)
-    lhs_q, lhs_nan = _quantize(how, operation, "lhs", lhs, seeds, states.lhs)
-    seeds = Seeds(seed, (), how.rhs.salt)
-    rhs_q, rhs_nan = _quantize(how, operation, "rhs", rhs, seeds, states.rhs)
+    seeds = Seeds(seed, forward_scales, how.lhs.salt), Seeds(seed, (), how.rhs.salt)
+    lhs_q, lhs_nan = _quantize(how, operation, "lhs", lhs, seeds[0], states.lhs)
+    rhs_q, rhs_nan = _quantize(how, operation, "rhs", rhs, seeds[1], states.rhs)
     if how.path == "fwd":
         lhs_q = None if lhs_q is None else remat.named("lhs", lhs_q)
         rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
@@ -64,6 +63,11 @@ def quantize_and_sum(
         sums = block_products.sum_products(how, operation, lhs_q, rhs_q)
     else:
         sums = accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
+    if tapped.is_tapping():
+        operands, quantized = (lhs, rhs), (lhs_q, rhs_q)
+        sums = tapped.noted_sums(
+            how, operation, operands, quantized, seeds, states[:2], sums
+        )
     sums = checkpoint_name(sums, remat.SUMS)
     return Quantized(lhs_q, lhs_nan), Quantized(rhs_q, rhs_nan), sums
 

@@ -159,6 +159,24 @@ def _seed(
     return noise.shared_along(seed, granularity.noise_axes(tensor, shape, path))
 
 
+def seed_of(
+    x: jax.Array,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    seeds: Seeds,
+    state: Any = (),
+) -> jax.Array | None:
+    """Returns the seed of an array's noise, uint32; None for a grid without any.
+
+    The arguments are those of `quantize_array`.
+    """
+    if not tensor.needs_noise:
+        return None
+    calibrated = find_scale(x, tensor, axes, path, state)
+    return _seed(x.shape, calibrated, tensor, path, seeds)
+
+
 def find_scale(
     x: jax.Array,
     tensor: config.Tensor,
