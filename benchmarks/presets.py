@@ -12,7 +12,8 @@ times are medians of ratios to float32 in the same round. The columns:
 - step, token: time of a training step, and of a generated token with a KV cache;
 - bytes: of a checkpoint of the served variables;
 - memory: peak of the compiled training step, arguments included;
-- served: whether served logits have the bits of the trained model.
+- served: whether served logits have the bits of the trained model. GPTQ rounds weights
+  when they are converted, so that they differ from those before.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import rich.console
 from aqtlite.demo import corpus as corpus_lib
 from aqtlite.demo import generate, training
@@ -84,6 +86,10 @@ class Subject:
 
     name: str
     model: Transformer
+    init: Callable[..., Any]
+    """The compiled `init` and `apply` of the model."""
+
+    apply: Callable[..., Any]
     losses: list[float] = dataclasses.field(default_factory=list)
     """Validation loss as served, for each seed."""
 
@@ -110,7 +116,7 @@ def subjects(names: Sequence[str], options: Options) -> list[Subject]:
             model = Transformer(*sizes, dot_general=AqtDotGeneral(cfg))
         else:
             model = Transformer(*sizes, cfg=cfg if cfg.is_quantized else None)
-        found.append(Subject(name, model))
+        found.append(Subject(name, model, jax.jit(model.init), jax.jit(model.apply)))
     return found
 
 
@@ -144,7 +150,7 @@ def train(
     state = {}
     tokens = jnp.zeros((options.batch, options.length), jnp.int32)
     for one in trained:
-        variables = jax.jit(one.model.init)(jax.random.key(seed), tokens)
+        variables = one.init(jax.random.key(seed), tokens)
         state[one.name] = variables, tx.init(variables)
     for number, batch in enumerate(itertools.islice(batches, options.steps)):
         for one in trained if number % 2 else reversed(trained):
@@ -171,17 +177,23 @@ def serve(
         tokens = validation[0][:, :-1]
         is_float = one.name == FLOAT
         serving = given if is_float else convert(one.model, given, tokens)
-        apply = jax.jit(one.model.apply)
-        trained, converted = (np.asarray(apply(x, tokens)) for x in (given, serving))
-        one.is_equal &= trained.tobytes() == converted.tobytes()
-        loss = jax.jit(
-            lambda v, batch, model=one.model: training.loss_fn(model, v, batch)
+        trained, converted = (
+            np.asarray(one.apply(x, tokens)) for x in (given, serving)
         )
-        one.losses.append(float(np.mean([loss(serving, x) for x in validation])))
+        one.is_equal &= trained.tobytes() == converted.tobytes()
+        one.losses.append(
+            statistics.mean(_loss(one.apply(serving, x[:, :-1]), x) for x in validation)
+        )
         leaves = jax.tree.leaves(serving, is_leaf=lambda x: isinstance(x, QTensor))
         one.nbytes = sum(map(codes.stored_bytes, leaves))
         served[one.name] = serving
     return served
+
+
+def _loss(logits: jax.Array, batch: Any) -> float:
+    labels = jnp.asarray(batch[:, 1:])
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return float(losses.mean())
 
 
 def generate_by_turns(

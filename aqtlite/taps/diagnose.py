@@ -308,7 +308,7 @@ def _drifting(history: Mapping[int, Taps]) -> Iterator[Finding]:
         old = before.get((one.path, one.operand))
         if old is None or not (old.largest > 0 and one.largest > 0):
             continue
-        factor = one.largest / old.largest
+        factor = float(one.largest) / float(old.largest)
         if max(factor, 1 / factor) < DRIFT:
             continue
         what = (

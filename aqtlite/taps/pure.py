@@ -32,7 +32,8 @@ def compiled(fn: Callable[..., Any], run: Run) -> Callable[..., Any]:
             args, kwargs = jax.tree.unflatten(structure, leaves)
             out = fn(*args, **kwargs)
             _, changed = nnx.split(objects, graph=True)
-            if jax.tree.structure(changed) != jax.tree.structure(state):
+            before: Any = jax.tree.structure(state)
+            if jax.tree.structure(changed) != before:
                 raise ValueError(
                     "the tapped function adds or removes variables of an NNX object, "
                     "as `sow` does: take them out of it, with nnx.pop"

@@ -148,11 +148,12 @@ class Taps:
                 for index in np.ndindex(values.shape):
                     name = "/".join([one.path, one.operand, *map(str, index), field])
                     found[name] = values[index]
-        for one in (*self.results, *self.errors):
-            of = getattr(one, "contraction", "result")
-            for index in np.ndindex(jnp.shape(one.snr)):
-                name = "/".join([one.path, of, *map(str, index), "snr"])
-                found[name] = jnp.asarray(one.snr)[index]
+        errors = [(x.path, x.contraction, x.snr) for x in self.results]
+        errors += [(x.path, "result", x.snr) for x in self.errors]
+        for path, of, snr in errors:
+            for index in np.ndindex(jnp.shape(snr)):
+                name = "/".join([path, of, *map(str, index), "snr"])
+                found[name] = jnp.asarray(snr)[index]
         return found
 
     def to_json(self, *, indent: int | None = None) -> str:

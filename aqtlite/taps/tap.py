@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from aqtlite import errors
-from aqtlite.contraction import contract, differentiation, tapped
+from aqtlite.contraction import contract, differentiation, operand_scalars, tapped
 from aqtlite.jaxpr import module_scopes, rewriting, sites
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
@@ -210,9 +210,11 @@ def _missing(dtype: Any) -> float | int:
 def _taps(found: Sequence[tuple[Site, tapped.Note, Sequence[Any]]]) -> Taps:
     operands, results = list[TappedOperand](), list[TappedResult]()
     for path, note, values in _named(found):
-        count = len(tapped.Scalars._fields)
+        count = len(operand_scalars.Scalars._fields)
         for place, noted in enumerate(note.operands):
-            scalars = tapped.Scalars(*values[count * place : count * (place + 1)])
+            scalars = operand_scalars.Scalars(
+                *values[count * place : count * (place + 1)]
+            )
             operands.append(
                 TappedOperand(
                     path=path,
@@ -270,5 +272,5 @@ def _errors(exact: Any, out: Any) -> tuple[ResultError, ...]:
             continue
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         left, right = (jnp.asarray(x, jnp.float32) for x in (one, other))
-        found.append(ResultError(path=name, snr=tapped.decibels(left, right)))
+        found.append(ResultError(path=name, snr=operand_scalars.decibels(left, right)))
     return tuple(found)
