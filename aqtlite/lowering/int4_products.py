@@ -17,8 +17,9 @@ from aqtlite.lowering.int4_kernel import BLOCK, LANES, Kernel
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import dimension_numbers as dn
 
-# Up to this number of rows, int4 take less time than weights that are widened at once.
-_ROWS = 512
+# Up to this number of rows, int4 take less time than weights that are widened at once;
+# with VNNI, which XLA's products of many rows use in wider vectors, up to the second.
+_ROWS, _ROWS_WITH_DOTS = 512, 8
 
 # Sums of more products might leave int32.
 _PRODUCTS = 2**20
@@ -55,7 +56,8 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     """Returns True if `sums` takes operands, and less time than products of int8."""
-    return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
+    limit = _ROWS_WITH_DOTS if processor.adds_products_of_bytes() else _ROWS
+    return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= limit
 
 
 def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
