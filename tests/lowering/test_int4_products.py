@@ -82,11 +82,10 @@ def test_served_equals_trained_with_and_without(without_kernel, monkeypatch):
     serve, serving = aqtlite.convert_function(function, weights, x)
 
     call = jax.jit(lambda *args: serve(*args))
-    kernel = [
-        jax.jit(function)(weights, x),
-        call(serving, x),
-        aqtlite.compile_serving(serve, serving, x)(x),
-    ]
+    program = aqtlite.compile_serving(serve, serving, x)
+    kernel = [jax.jit(function)(weights, x), call(serving, x), program(x)]
+    dtypes = [x.dtype for x in jax.tree.leaves(program.compiled.in_avals)]
+    assert dtypes.count(jnp.uint8) == 4  # blocks, packed in any case
     calls = call.lower(serving, x).as_text().count(NAME)
     assert calls == (len(cfgs) if int4_products.runs_here() else 0)
     without_kernel()
