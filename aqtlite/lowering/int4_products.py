@@ -133,8 +133,8 @@ class _Bytes(Packing):
         return (pairs.as_bytes(x),)
 
     def run(self, packed, args):
-        lhs, _, factors, scales = args
-        return self.function.lowered(None, lhs, *packed, factors, scales)
+        (weights,), (lhs, _, factors, scales) = packed, args
+        return self.function.lowered(None, lhs, weights, factors, scales)
 
 
 def digits_of_tiles(
