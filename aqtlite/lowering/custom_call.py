@@ -9,6 +9,7 @@ import abc
 import contextlib
 import ctypes
 import functools
+import importlib.metadata
 import pathlib
 import re
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import jax
 
 from aqtlite import extras
 
-_PACKAGE = "llvmlite"
+_PACKAGE, _OLDEST = "llvmlite", (0, 50)
 
 _MAJOR = 0
 
@@ -53,7 +54,10 @@ _WORK = 2**20
 @functools.cache
 def is_available() -> bool:
     """Returns True if LLVM is here, and XLA calls functions as is known here."""
-    return extras.is_installed(_PACKAGE) and knows(_header())
+    if not extras.is_installed(_PACKAGE):
+        return False
+    major, minor, *_ = importlib.metadata.version(_PACKAGE).split(".")
+    return (int(major), int(minor)) >= _OLDEST and knows(_header())
 
 
 def knows(header: str) -> bool:

@@ -5,6 +5,7 @@ integers are exact, and scales are applied in the order of the forms of XLA: res
 equal bit for bit. Without the kernel, `pairs` and loops over tiles compute them.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -12,13 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import custom_call, digits, int4_kernel, processor
+from aqtlite.lowering import custom_call, digits, int4_kernel, pairs, processor
 from aqtlite.lowering.int4_kernel import BLOCK, LANES, Kernel
-from aqtlite.lowering.target import Target
+from aqtlite.lowering.packing import Packing
+from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 
-# Up to this number of rows, int4 take less time than weights that are widened at once.
-_ROWS = 512
+# Up to this number of rows, int4 take less time than weights that are widened at once;
+# with VNNI, which XLA's products of many rows use in wider vectors, up to the second.
+_ROWS, _ROWS_WITH_DOTS = 512, 8
 
 # Sums of more products might leave int32.
 _PRODUCTS = 2**20
@@ -55,16 +58,21 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     """Returns True if `sums` takes operands, and less time than products of int8."""
-    return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
+    limit = _ROWS_WITH_DOTS if processor.adds_products_of_bytes() else _ROWS
+    return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= limit
 
 
 def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     """Contracts int4 or int8 with int4, both along their last axis, to int32."""
-    rows = lhs.reshape(1, -1, lhs.shape[-1]).astype(jnp.int8)
-    weights = rhs.reshape(-1, rhs.shape[-1])
-    kernel = Kernel(1, is_scaled=False, is_single=False, has_dots=_has_dots())
-    out = _call(kernel, rows, weights, 1)
+    products = rhs.shape[-1]
+    out = of_matrices(lhs.reshape(-1, products), rhs.reshape(-1, products))
     return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
+
+
+def of_matrices(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Contracts rows of integers with rows of weights, int4 or `pairs.as_bytes`."""
+    kernel = Kernel(1, is_scaled=False, is_single=False, has_dots=_has_dots())
+    return _call(kernel, x.astype(jnp.int8)[None], weights, 1)
 
 
 def scaled_sums(
@@ -83,10 +91,50 @@ def scaled_sums(
         float32, ``(rows, columns)``.
     """
     lhs = lhs if lhs.ndim > 2 else lhs[None]
-    tiles = scales.shape[1]
-    is_single = rhs.shape[1] == tiles * BLOCK
-    kernel = Kernel(lhs.shape[0], True, is_single, _has_dots())
-    return _call(kernel, lhs, rhs, tiles, factors.T, scales)
+    return _ScaledSums()(lhs, rhs, factors, scales)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaledSums(TargetDependent):
+    """The scaled sums of tiles, called only where `is_available`."""
+
+    def reference(self, lhs, rhs, factors, scales):
+        tiles = scales.shape[1]
+        left, right = (
+            x.astype(jnp.int32).reshape(*x.shape[:-1], tiles, -1) for x in (lhs, rhs)
+        )
+        sums = jnp.einsum("drtk,ntk->dtrn", left, right).astype(jnp.float32)
+        factors, scales = factors.T[:, :, None], scales.T[:, None]
+        return (digits.combine(list(sums)) * factors * scales).sum(0)
+
+    def lowered(self, target, lhs, rhs, factors, scales):
+        del target
+        count, _, products = lhs.shape
+        tiles = scales.shape[1]
+        kernel = Kernel(count, True, products == tiles * BLOCK, _has_dots())
+        return _call(kernel, lhs, rhs, tiles, factors.T, scales)
+
+    def packing(self, known, types):
+        return _Bytes(self) if 1 in known else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bytes(Packing):
+    """The same memory as bytes of two weights: XLA copies int4 one by one, in loops."""
+
+    function: _ScaledSums
+    argument = 1
+
+    @property
+    def layout(self):
+        return type(self)
+
+    def pack(self, x):
+        return (pairs.as_bytes(x),)
+
+    def run(self, packed, args):
+        (weights,), (lhs, _, factors, scales) = packed, args
+        return self.function.lowered(None, lhs, weights, factors, scales)
 
 
 def digits_of_tiles(
@@ -101,9 +149,9 @@ def digits_of_tiles(
     """
     rows, products = x.shape
     cut = x.reshape(rows, tiles, products // tiles)
-    found = digits.Digits.of_floats(cut, (2,), out_dtype)
-    assert found.unit is not None
-    return found.values.reshape(-1, rows, products), found.unit[..., 0]
+    count = digits.count_of_floats(x.dtype, out_dtype)
+    values, unit = digits.of_floats(cut, (2,), count)
+    return values.reshape(count, rows, products), unit[..., 0]
 
 
 def _has_dots() -> bool:

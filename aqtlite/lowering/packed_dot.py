@@ -92,9 +92,6 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
-    is_read_as_stored = argument == 1 and int4_products.runs_here()
-    if is_read_as_stored and int4_products.has_fast_sums(lhs, rhs, dims):
-        return None
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
@@ -224,4 +221,8 @@ class _Pairs(_WithWeights):
 
     def sums(self, packed, x):
         (weights,) = packed
+        matrix = jax.ShapeDtypeStruct((weights.shape[0], x.shape[1]), jnp.int4)
+        has_kernel = int4_products.runs_here()
+        if has_kernel and int4_products.has_fast_sums(x, matrix, _MATRICES):
+            return int4_products.of_matrices(x, weights)
         return pairs.sums(x, weights)

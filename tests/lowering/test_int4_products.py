@@ -1,5 +1,6 @@
 """The kernel of int4 weights: its bits are those of XLA's forms."""
 
+import importlib.metadata
 import re
 
 import jax
@@ -55,8 +56,9 @@ def test_sums_are_exact_at_the_largest_magnitudes(rows, columns):
         np.testing.assert_array_equal(sums(x, w), x.astype(int) @ w.T.astype(int))
 
 
-def test_served_equals_trained_with_and_without(without_kernel):
+def test_served_equals_trained_with_and_without(without_kernel, monkeypatch):
     """Layers of three axes and an odd number of columns, with a nonlinearity."""
+    monkeypatch.setattr(int4_products, "_ROWS_WITH_DOTS", 64)
     cfgs = {
         "weight_only": config.weight_only(4),
         "weight_only_32": in_blocks(config.weight_only(4), 32),
@@ -80,11 +82,10 @@ def test_served_equals_trained_with_and_without(without_kernel):
     serve, serving = aqtlite.convert_function(function, weights, x)
 
     call = jax.jit(lambda *args: serve(*args))
-    kernel = [
-        jax.jit(function)(weights, x),
-        call(serving, x),
-        aqtlite.compile_serving(serve, serving, x)(x),
-    ]
+    program = aqtlite.compile_serving(serve, serving, x)
+    kernel = [jax.jit(function)(weights, x), call(serving, x), program(x)]
+    dtypes = [x.dtype for x in jax.tree.leaves(program.compiled.in_avals)]
+    assert dtypes.count(jnp.uint8) == 4  # blocks, packed in any case
     calls = call.lower(serving, x).as_text().count(NAME)
     assert calls == (len(cfgs) if int4_products.runs_here() else 0)
     without_kernel()
@@ -155,6 +156,8 @@ def test_an_unknown_interface_or_no_package_leaves_the_forms_of_xla(monkeypatch)
     assert not custom_call.knows(re.sub("(API_MAJOR) 0", r"\1 1", header))
     renamed = header.replace("XLA_FFI_Future* future;  // out\n};", "int other;\n};")
     assert renamed != header and not custom_call.knows(renamed)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.49.0")
+    assert not custom_call.is_available.__wrapped__()
     monkeypatch.setattr(extras, "is_installed", lambda name: False)
     assert not custom_call.is_available.__wrapped__()
 
