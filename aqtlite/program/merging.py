@@ -19,7 +19,6 @@ from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes import sharding
 
-
 _TINY = float(np.finfo(np.float32).tiny)
 
 
