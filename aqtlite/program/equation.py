@@ -37,6 +37,7 @@ def why_not_quantized(eqn: Any) -> str | None:
 def equation_of(eqn: Any) -> str | None:
     """Returns the axes of a `dot_general` as an einsum equation, None for other ones.
 
+    >>> import jax
     >>> closed = jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3, 4)), jnp.ones((4, 5)))
     >>> equation_of(closed.eqns[0])
     'abc,cd->abd'
