@@ -22,7 +22,7 @@ from flax import nnx
 
 from aqtlite import config, kv_cache, llm
 from aqtlite.llm.layers import Weight
-from aqtlite.llm.load import quantized_by
+from aqtlite.llm.loading import quantized_by
 
 VOCABULARY = 32_000
 

@@ -7,7 +7,7 @@ and GGUF files by the maps of `names`. Read `decoder` first.
 from aqtlite.llm.config import DecoderConfig, Rope
 from aqtlite.llm.decoder import Decoder
 from aqtlite.llm.generation import Generation, compile_generation
-from aqtlite.llm.load import Loaded, load, moves_of
+from aqtlite.llm.loading import Loaded, load, moves_of
 from aqtlite.llm.sampling import Sampling
 from aqtlite.llm.tokenizer import Tokenizer, load_tokenizer
 

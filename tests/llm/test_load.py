@@ -12,7 +12,7 @@ from flax import nnx
 from aqtlite import checkpoint, config, llm
 from aqtlite.checkpoint import CheckpointError
 from aqtlite.llm.layers import Weight
-from aqtlite.llm.load import tensor_config_of
+from aqtlite.llm.loading import tensor_config_of
 from aqtlite.qtensor.qtensor import QTensor
 from tests.common import normal
 from tests.llm.support import (
