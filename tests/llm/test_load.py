@@ -20,6 +20,7 @@ from tests.llm.support import (
     as_gguf_of_llama,
     check_close,
     gguf_pairs,
+    loaded,
     logits_of,
     metadata,
     quantized_weights,
@@ -81,8 +82,11 @@ def test_a_gguf_file_has_the_logits_of_its_folder(of_llama, decoded, tmp_path):
 def test_a_preset_rounds_matrices_and_the_tied_table():
     found = llm.load(FOLDER / "qwen2", config.weight_only(8))
     assert len(found.rounded) == 2 * 7 + 1 and "tokens/weight" in found.rounded
-    tokens, wanted = reference("qwen2")
-    check_close(logits_of(found.decoder, jnp.asarray(tokens)), wanted, 0.05)
+    table = found.decoder.tokens.weight.get_value()
+    wanted = loaded("qwen2").tokens.weight.get_value()
+    error = np.abs(table.dequant() - wanted)
+    assert (error <= 0.51 * table.scale).all() and error.any()
+    assert found.summary() == "matrices: 15 rounded"
 
 
 @pytest.mark.parametrize(
