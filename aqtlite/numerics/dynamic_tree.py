@@ -58,8 +58,15 @@ def _decades(is_signed: bool) -> tuple[_Decade, ...]:
         start = 10.0 ** (i - _DECADES)
         count = 2 ** (i + (not is_signed)) if i < _DECADES else 1
         cells = count / (9 * start) if count > 1 else 0.0
-        lower, begin, per_unit = np.asarray([threshold, start, cells], np.float32)
-        found.append(_Decade(lower, begin, per_unit, first, first + count - 1))
+        found.append(
+            _Decade(
+                threshold=np.float32(threshold),
+                start=np.float32(start),
+                cells=np.float32(cells),
+                first=first,
+                last=first + count - 1,
+            )
+        )
         first += count
     return tuple(found)
 
