@@ -24,14 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import qwix
-from aqtlite.demo import corpus, stories
-from aqtlite.demo.model import Transformer
 from flax import traverse_util
 from rich.console import Console
 from rich.table import Table
 
 from aqtlite import Rule, config, numerics
 from aqtlite.flax import convert, quantize_model, with_adapters
+from aqtlite_demo import corpus, stories
+from aqtlite_demo.model import Transformer
 
 RANK, ALPHA, BLOCK = 8, 16, 64
 LAYERS = ".*(Dense_.*|query|key|value|out|logits)"

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from aqtlite.demo import corpus as corpus_lib
-from aqtlite.demo import training
-from aqtlite.demo.model import Transformer
 
 import aqtlite
 from aqtlite import config, numerics
+from aqtlite_demo import corpus as corpus_lib
+from aqtlite_demo import training
+from aqtlite_demo.model import Transformer
 
 _LINEAR = config.Tensor(
     numerics=numerics.IntSymmetric(bits=8), blocks=config.Blocks(size=256, fit=True)

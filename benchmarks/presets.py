@@ -31,15 +31,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import rich.console
-from aqtlite.demo import corpus as corpus_lib
-from aqtlite.demo import generate, training
-from aqtlite.demo.model import Transformer
 
 from aqtlite import config
 from aqtlite.allocation import plots
 from aqtlite.flax import AqtDotGeneral, calibrate_in_float, convert
 from aqtlite.qtensor import codes
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite_demo import corpus as corpus_lib
+from aqtlite_demo import generate, training
+from aqtlite_demo.model import Transformer
 from benchmarks.harness import arguments as arguments_lib
 from benchmarks.harness import pages, tables
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from aqtlite.demo import training
-from aqtlite.demo.model import Transformer
 
 import aqtlite
 from aqtlite import config
+from aqtlite_demo import training
+from aqtlite_demo.model import Transformer
 from benchmarks.harness import arguments as arguments_lib
 
 
