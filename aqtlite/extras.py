@@ -6,13 +6,23 @@ from typing import Any
 
 EXTRAS = {
     "ai_edge_litert": "edge",
+    "llvmlite": "cpu",
     "litert_converter": "edge",
     "onnx": "onnx",
     "onnxruntime": "onnx",
 }
 """Extra that installs each package."""
 
-_FILES = {"edge": "a LiteRT file", "onnx": "an ONNX file"}
+_NEEDS = {
+    "cpu": "a kernel for CPUs is compiled",
+    "edge": "a LiteRT file is read and written",
+    "onnx": "an ONNX file is read and written",
+}
+
+
+def is_installed(name: str) -> bool:
+    """Returns True if a package is installed, without importing it."""
+    return importlib.util.find_spec(name) is not None
 
 
 def require(name: str) -> None:
@@ -21,11 +31,11 @@ def require(name: str) -> None:
     Raises:
         ModuleNotFoundError: if it is not installed; the message names the extra.
     """
-    if importlib.util.find_spec(name) is None:
+    if not is_installed(name):
         extra = EXTRAS[name]
         raise ModuleNotFoundError(
-            f"{_FILES[extra]} is read and written with the packages of the extra "
-            f"{extra}: pip install 'aqtlite[{extra}]'",
+            f"{_NEEDS[extra]} with the packages of the extra {extra}: "
+            f"pip install 'aqtlite[{extra}]'",
             name=name,
         )
 

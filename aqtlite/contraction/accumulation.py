@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 
 from aqtlite import lowering, numerics
 from aqtlite.config.arithmetic import Form
-from aqtlite.contraction.execution import ContractionExecution, OperandExecution
-from aqtlite.lowering import exact, gpu, narrow
+from aqtlite.contraction.execution import ContractionExecution
+from aqtlite.lowering import Dot, exact, gpu, int4_products, narrow
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -232,36 +232,16 @@ def _sum_of_tiles(
     Returns:
         float32.
     """
-    left, lhs_scale = _cut(operation, "lhs", how.lhs, counts, *lhs)
-    right, rhs_scale = _cut(operation, "rhs", how.rhs, counts, *rhs)
-    given = [left.values, left.zero_point, lhs_scale]
-    given += [right.values, right.zero_point, rhs_scale]
+    given: list[jax.Array | None] = []
+    pairs = (how.lhs, *lhs), (how.rhs, *rhs)
+    for side, (one, x, q) in zip(SIDES, pairs, strict=True):
+        scale = None
+        if q is not None and one.scales_output:
+            scale = of_elements(operation, side, q.scale, x.values.shape)
+        given += [x.values, x.zero_point, scale]
     leaves, structure = jax.tree.flatten((operation, given))
-    largest = left.largest, right.largest
+    largest = lhs[0].largest, rhs[0].largest
     return _SumOfTiles(how, structure, counts, largest)(*leaves)
-
-
-def _cut(
-    operation: Operation,
-    side: Side,
-    one: OperandExecution,
-    counts: tuple[int, ...],
-    given: DotInput,
-    q: QTensor | None,
-) -> tuple[DotInput, jax.Array | None]:
-    """Cuts one input to the dot into tiles, and its scale, laid out like the sums."""
-    axes = operation.axes(side)
-
-    def cut(x: jax.Array) -> jax.Array:
-        return block_shapes.cut(x, axes.cuttable, counts, axes.groups)
-
-    zero_point = None if given.zero_point is None else cut(given.zero_point)
-    values = cut(given.values)
-    pieces = given._replace(values=values, zero_point=zero_point, sums=None)
-    if q is None or not one.scales_output:
-        return pieces, None
-    scale = cut(of_elements(operation, side, q.scale, given.values.shape))
-    return pieces, operation.tiled(counts).scale_to_output(side, scale)
 
 
 def of_elements(
@@ -291,7 +271,7 @@ class _SumOfTiles(TargetDependent):
     how: ContractionExecution
     structure: Any
     """Pytree structure of the arguments: the operation, then the values, zero point and
-    scale of each operand, cut into tiles."""
+    scale of each operand."""
 
     counts: tuple[int, ...]
     """Number of tiles of each contracting axis."""
@@ -300,7 +280,7 @@ class _SumOfTiles(TargetDependent):
     """Largest magnitude of the stored integers of lhs and rhs."""
 
     def reference(self, *leaves):
-        operation, given = jax.tree.unflatten(self.structure, leaves)
+        operation, given = self._cut(*leaves)
         front = sum(count > 1 for count in self.counts)
         sharding = self.how.out_sharding
         if sharding is not None:
@@ -312,11 +292,14 @@ class _SumOfTiles(TargetDependent):
     def lowered(self, target, *leaves):
         if target.partitions > 1 or self.how.out_sharding is not None:
             return self.reference(*leaves)
+        uncut = jax.tree.unflatten(self.structure, leaves)
+        if int4_products.is_available(target) and self._suits_kernel(*uncut):
+            return self._by_kernel(*uncut)
         if target.is_gpu:
             leaves = tuple(
                 gpu.widened(x, target) if x.dtype == jnp.int4 else x for x in leaves
             )
-        operation, given = jax.tree.unflatten(self.structure, leaves)
+        operation, given = self._cut(*leaves)
         shape = tuple(count for count in self.counts if count > 1)
 
         def in_line(x):
@@ -333,6 +316,61 @@ class _SumOfTiles(TargetDependent):
         )
         start = self._scaled_dot(self.how, *first)
         return lax.scan(add, start, others)[0]
+
+    def _cut(self, *leaves):
+        """The operation, and the operands cut into tiles; scales laid out like sums."""
+        operation, given = jax.tree.unflatten(self.structure, leaves)
+        tiled, pieces = operation.tiled(self.counts), []
+        for side, one in zip(SIDES, (given[:3], given[3:]), strict=True):
+            axes = operation.axes(side)
+            values, zero_point, scale = (
+                x
+                if x is None
+                else block_shapes.cut(x, axes.cuttable, self.counts, axes.groups)
+                for x in one
+            )
+            scale = None if scale is None else tiled.scale_to_output(side, scale)
+            pieces += [values, zero_point, scale]
+        return operation, pieces
+
+    def _suits_kernel(self, operation, given):
+        lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
+        kind, accumulator = self.how.kind, self.how.accumulator
+        is_kind = kind in ("integers", "integers in float", "mixed")
+        if not is_kind or accumulator is not None or not isinstance(operation, Dot):
+            return False
+        is_lhs = lhs.dtype in (jnp.int4, jnp.int8) or (
+            kind == "mixed" and lhs.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
+        )
+        has_zero = lhs_zero is not None or rhs_zero is not None
+        if has_zero or rhs_scale is None or not is_lhs:
+            return False
+        has_tiles = rhs_scale.shape[-1:] == self.counts and (
+            lhs_scale is None or lhs_scale.shape[-1] in (1, *self.counts)
+        )
+        is_whole = (
+            has_tiles and rhs.shape[-1] % (int4_products.BLOCK * self.counts[-1]) == 0
+        )
+        return is_whole and int4_products.takes(lhs, rhs, operation.dims)
+
+    def _by_kernel(self, operation, given):
+        lhs, _, lhs_scale, rhs, _, rhs_scale = given
+        (tiles,) = self.counts
+        *lhs_rest, products = lhs.shape
+        *rhs_rest, _ = rhs.shape
+        x, weights = lhs.reshape(-1, products), rhs.reshape(-1, products)
+        rows = x.shape[0]
+        scales = jnp.broadcast_to(rhs_scale, (*rhs_rest, tiles)).reshape(-1, tiles)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            x, factors = int4_products.digits_of_tiles(x, tiles, self.how.out_dtype)
+        elif lhs_scale is None:
+            factors = jnp.ones((rows, tiles), jnp.float32)
+        else:
+            factors = jnp.broadcast_to(lhs_scale, (*lhs_rest, tiles))
+            factors = factors.reshape(rows, tiles)
+        out = int4_products.scaled_sums(x.astype(jnp.int8), weights, factors, scales)
+        out = out.reshape(*lhs_rest, *rhs_rest)
+        return out if operation.order is None else out.transpose(operation.order)
 
     def _scaled_dot(self, how, operation, given):
         lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given

@@ -68,8 +68,7 @@ class Digits:
             axes: axes along which elements share a unit.
             out_dtype: dtype of the result of the contraction.
         """
-        is_half = jnp.finfo(x.dtype).bits == jnp.finfo(out_dtype).bits == 16
-        count = 2 if is_half else 3
+        count = count_of_floats(x.dtype, out_dtype)
         values, unit = of_floats(x, axes, count)
         return cls(values, LARGEST, count, unit)
 
@@ -111,6 +110,12 @@ def of_integers(x: jax.Array, count: int) -> jax.Array:
         digits.append(low)
         x = (x - low) >> _BITS
     return jnp.stack([*digits, x]).astype(jnp.int8)
+
+
+def count_of_floats(dtype: np.dtype, out_dtype: np.dtype) -> int:
+    """Returns the number of digits: two if floats and the result have 16 bits."""
+    is_half = jnp.finfo(dtype).bits == jnp.finfo(out_dtype).bits == 16
+    return 2 if is_half else 3
 
 
 def of_floats(

@@ -14,6 +14,7 @@ from aqtlite.lowering import (
     cpu,
     digits,
     gpu,
+    int4_products,
     narrow,
     packed_dot,
     pairs,
@@ -75,6 +76,10 @@ class Dot(Contraction):
             return self.anywhere(lhs, rhs, precision)
         if target.is_gpu:
             return gpu.dot(lhs, rhs, self.dims, target)
+        if int4_products.is_available(target) and int4_products.has_fast_sums(
+            lhs, rhs, self.dims
+        ):
+            return int4_products.sums(lhs, rhs, self.dims)
         if target.platform == "cpu" and pairs.has_fast_form(lhs, rhs, self.dims):
             return pairs.dot(lhs, rhs, self.dims)
         lhs, rhs = plain.without_int4(lhs, rhs)

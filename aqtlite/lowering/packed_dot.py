@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import cpu, layouts, pairs, plain, processor, target
+from aqtlite.lowering import (
+    cpu,
+    int4_products,
+    layouts,
+    pairs,
+    plain,
+    processor,
+    target,
+)
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import shape_of
@@ -213,4 +221,8 @@ class _Pairs(_WithWeights):
 
     def sums(self, packed, x):
         (weights,) = packed
+        matrix = jax.ShapeDtypeStruct((weights.shape[0], x.shape[1]), jnp.int4)
+        has_kernel = int4_products.runs_here()
+        if has_kernel and int4_products.has_fast_sums(x, matrix, _MATRICES):
+            return int4_products.of_matrices(x, weights)
         return pairs.sums(x, weights)

@@ -65,6 +65,18 @@ def reads_as_unsigned(cpuinfo: pathlib.Path) -> bool:
 
 
 @functools.cache
+def multiplies_bytes() -> bool:
+    """Returns True if the processor has AVX2. Detected on Linux; False elsewhere."""
+    return "avx2" in _flags(_CPUINFO)
+
+
+@functools.cache
+def adds_products_of_bytes() -> bool:
+    """Returns True if the processor adds four products of uint8 by int8 (VNNI)."""
+    return not {"avx512_vnni", "avx_vnni"}.isdisjoint(_flags(_CPUINFO))
+
+
+@functools.cache
 def multiplies_bfloat16() -> bool:
     """Returns True if XLA:CPU multiplies bfloat16 faster than float32.
 

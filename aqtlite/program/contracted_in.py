@@ -19,7 +19,7 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 _PRODUCT = re.compile(
     r"(?P<operation>stablehlo\.dot_general|stablehlo\.convolution|chlo\.ragged_dot"
-    r"|@__op\$block_scaled_dot)\W.* : \((?P<types>tensor<.*>)\) ->"
+    r"|@__op\$block_scaled_dot|@aqtlite_int4_\w+)\W.* : \((?P<types>tensor<.*>)\) ->"
 )
 _PAIRS = re.compile(
     r"stablehlo\.bitcast_convert\W.* : \(tensor<[\dx]*xi4>\) -> tensor<[\dx]*xui8>"
@@ -46,7 +46,8 @@ def products(function: Callable[..., Any], *args: Any, platform: str) -> list[st
         Dtypes of lhs and rhs such as ``"int8 x int8"``, each once, in the order of the
         program. A product that takes scales of blocks has ``", block-scaled"`` after
         them. Products of integers that read int4 as bytes of two, as CPUs do for large
-        weights, have ``", int4 in pairs"``.
+        weights, have ``", int4 in pairs"``, and those of the kernel of the extra
+        ``cpu`` have ``", by a kernel"``.
 
     Raises:
         ValueError: if the platform is unknown.
@@ -62,6 +63,8 @@ def products(function: Callable[..., Any], *args: Any, platform: str) -> list[st
         suffix = ", block-scaled" if "block_scaled" in match["operation"] else ""
         if has_pairs and {lhs, rhs} <= {"int8", "uint8"}:
             suffix = ", int4 in pairs"
+        if "aqtlite_int4" in match["operation"]:
+            lhs, rhs, suffix = rhs, lhs, ", by a kernel"
         found.append(f"{lhs} x {rhs}{suffix}")
     return list(dict.fromkeys(found))
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
+from aqtlite.lowering import int4_products
 from aqtlite.program.serving.placeholder import without_markers
 from tests.flax import models
 from tests.flax.support import (
@@ -339,13 +340,23 @@ def test_nnx_is_refused_clearly():
         nnx.bridge.variables.linen_vars_to_nnx_attrs(serving)
 
 
-def test_int4_that_is_slow_to_serve_is_named():
+def test_int4_that_is_slow_to_serve_is_named(monkeypatch):
     whole = config.w4a8()
-    blocks = config.update(whole, {"fwd.rhs.blocks": config.Blocks(size=8)})
-    for cfg, expected in ((blocks, "slow on CPUs: int4 in blocks of 8"), (whole, "")):
+    blocks, large = (
+        config.update(whole, {"fwd.rhs.blocks": config.Blocks(size=size)})
+        for size in (8, 32)
+    )
+    without = "slow on CPUs without the extra 'cpu': int4 in blocks of 32"
+    for cfg, has_kernel, expected in (
+        (blocks, True, "slow on CPUs: int4 in blocks of 8"),
+        (large, False, without),
+        (large, True, ""),
+        (whole, False, ""),
+    ):
+        monkeypatch.setattr(int4_products, "runs_here", lambda has=has_kernel: has)
         dense = nn.Dense(4, use_bias=False, dot_general=AqtDotGeneral(cfg))
         reports = []
-        x = jnp.ones((2, 16))
+        x = jnp.ones((2, 64))
         convert(dense, dense.init(jax.random.key(0), x), x, report=reports.append)
         assert reports[0].parameters[0].slow_on == expected
         assert expected in str(reports[0])

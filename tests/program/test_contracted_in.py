@@ -12,6 +12,7 @@ import aqtlite
 import aqtlite.flax.nnx
 from aqtlite import Rule, config
 from aqtlite.flax import quantize_model
+from aqtlite.lowering import int4_products
 from aqtlite.program import contracted_in
 from tests.common import MATMUL
 
@@ -45,7 +46,10 @@ def test_ranges_from_a_state(cfg):
     assert dtypes(cfg, "cuda") == "cuda: int8 x int8"
 
 
-def test_large_int4_weights_are_read_in_pairs_on_cpus():
+@pytest.mark.parametrize("may_call", [False, True])
+def test_int4_weights_are_read_in_pairs_or_by_a_kernel_on_cpus(may_call, monkeypatch):
+    has_kernel = may_call and int4_products.runs_here()
+    monkeypatch.setattr(int4_products, "runs_here", lambda: has_kernel)
     w, x = jnp.ones((512, 512)), jnp.ones((2, 512))
     text = {
         platform: aqtlite.plan(
@@ -60,7 +64,8 @@ def test_large_int4_weights_are_read_in_pairs_on_cpus():
         .contracted_in
         for platform in ("cpu", "tpu")
     }
-    assert "int8, int4 in pairs" in text["cpu"]
+    form = "int8 x int4, by a kernel" if has_kernel else "int8, int4 in pairs"
+    assert form in text["cpu"]
     assert "int4" not in text["tpu"]
 
 

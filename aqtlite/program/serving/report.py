@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from absl import logging
 
+from aqtlite.lowering import int4_products
 from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.program.serving.planning import Plan
 from aqtlite.qtensor import codes
@@ -176,7 +177,8 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
 
 
 _FAST_BLOCK = 128
-"""Size from which CPUs contract blocks of int4 about as fast as float32, or faster."""
+"""Size from which CPUs contract blocks of int4 about as fast as float32, or faster; of
+less, only the kernel does, multiples of `int4_products.BLOCK`."""
 
 
 def _slow_on(weight: StoredWeight) -> str:
@@ -184,8 +186,13 @@ def _slow_on(weight: StoredWeight) -> str:
     for q in weight.values.values():
         if isinstance(q, QTensor) and q.qvalue.dtype == jnp.int4:
             for size, block in zip(q.shape, q.blocks, strict=True):
-                if 1 < block < min(size, _FAST_BLOCK):
+                if not 1 < block < min(size, _FAST_BLOCK):
+                    continue
+                if block % int4_products.BLOCK:
                     return f"slow on CPUs: int4 in blocks of {block}"
+                if not int4_products.runs_here():
+                    extra = "slow on CPUs without the extra 'cpu'"
+                    return f"{extra}: int4 in blocks of {block}"
     return ""
 
 
