@@ -23,7 +23,7 @@ from benchmarks.harness.contestants import FLOAT32
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
 
-SIZES = tuple((size, size) for size in (64, 256, 1024, 4096))
+SIZES = tuple((size, size) for size in (128, 512, 1024, 4096))
 ROWS = (1, 8, 64)
 QUICK_SIZES, QUICK_ROWS = ((128, 64),), (1,)
 
