@@ -108,13 +108,6 @@ _ENGINES: list[Any] = []
 """Owners of the code of functions."""
 
 
-@functools.cache
-def host_features() -> frozenset[str]:
-    """The features of this processor, as LLVM calls them."""
-    found = extras.package("llvmlite.binding").get_host_cpu_features()
-    return frozenset(name for name, has_it in found.items() if has_it)
-
-
 class Function(abc.ABC):
     """Writes a function of buffers, and XLA's handler that calls it.
 

@@ -42,9 +42,6 @@ class Kernel:
     is_single: bool
     """Whether a tile is a single block."""
 
-    has_dots: bool
-    """Whether the processor multiplies uint8 by int8 and adds four products (VNNI)."""
-
 
 @functools.cache
 def registered(kernel: Kernel) -> str:
@@ -210,12 +207,6 @@ class Int4Function(custom_call.Function):
             for i in range(len(wide))
         ]
         pairs = list(zip(wide, others, strict=True))
-        if self.kernel.has_dots:
-            for a, b in pairs:
-                total = self.call(
-                    "llvm.x86.avx512.vpdpbusd.256", self.ints, total, a, b
-                )
-            return total
         # Two products are at most 2 * 15 * 128, and eight times that fits 16 bits.
         parts = [
             self.call("llvm.x86.avx2.pmadd.ub.sw", self.halves, a, b) for a, b in pairs

@@ -19,9 +19,8 @@ from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 
-# Up to this number of rows, int4 take less time than weights that are widened at once;
-# with VNNI, which XLA's products of many rows use in wider vectors, up to the second.
-_ROWS, _ROWS_WITH_DOTS = 512, 8
+# Up to this number of rows, int4 take less time than weights that are widened at once.
+_ROWS = 512
 
 # Sums of more products might leave int32.
 _PRODUCTS = 2**20
@@ -57,9 +56,13 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
 
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if `sums` takes operands, and less time than products of int8."""
-    limit = _ROWS_WITH_DOTS if processor.adds_products_of_bytes() else _ROWS
-    return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= limit
+    """Returns True if `sums` takes operands, and less time than products of int8.
+
+    These are faster where the processor adds four products at once (VNNI).
+    """
+    if processor.adds_products_of_bytes():
+        return False
+    return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
 
 
 def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
@@ -71,7 +74,7 @@ def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array
 
 def of_matrices(x: jax.Array, weights: jax.Array) -> jax.Array:
     """Contracts rows of integers with rows of weights, int4 or `pairs.as_bytes`."""
-    kernel = Kernel(1, is_scaled=False, is_single=False, has_dots=_has_dots())
+    kernel = Kernel(1, is_scaled=False, is_single=False)
     return _call(kernel, x.astype(jnp.int8)[None], weights, 1)
 
 
@@ -111,7 +114,7 @@ class _ScaledSums(TargetDependent):
         del target
         count, _, products = lhs.shape
         tiles = scales.shape[1]
-        kernel = Kernel(count, True, products == tiles * BLOCK, _has_dots())
+        kernel = Kernel(count, True, products == tiles * BLOCK)
         return _call(kernel, lhs, rhs, tiles, factors.T, scales)
 
     def packing(self, known, types):
@@ -152,12 +155,6 @@ def digits_of_tiles(
     count = digits.count_of_floats(x.dtype, out_dtype)
     values, unit = digits.of_floats(cut, (2,), count)
     return values.reshape(count, rows, products), unit[..., 0]
-
-
-def _has_dots() -> bool:
-    known = custom_call.host_features()
-    has_wide = {"avx512vnni", "avx512vl"} <= known
-    return processor.adds_products_of_bytes() and (has_wide or "avxvnni" in known)
 
 
 def _call(

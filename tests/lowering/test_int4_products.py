@@ -11,8 +11,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config, extras
-from aqtlite.lowering import custom_call, int4_kernel, int4_products, processor
-from aqtlite.lowering.int4_kernel import Kernel
+from aqtlite.lowering import custom_call, int4_products, processor
 from tests import common
 
 LAST_AXES = ((1,), (1,)), ((), ())
@@ -58,7 +57,7 @@ def test_sums_are_exact_at_the_largest_magnitudes(rows, columns):
 
 def test_served_equals_trained_with_and_without(without_kernel, monkeypatch):
     """Layers of three axes and an odd number of columns, with a nonlinearity."""
-    monkeypatch.setattr(int4_products, "_ROWS_WITH_DOTS", 64)
+    monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: False)
     cfgs = {
         "weight_only": config.weight_only(4),
         "weight_only_32": in_blocks(config.weight_only(4), 32),
@@ -160,10 +159,3 @@ def test_an_unknown_interface_or_no_package_leaves_the_forms_of_xla(monkeypatch)
     assert not custom_call.is_available.__wrapped__()
     monkeypatch.setattr(extras, "is_installed", lambda name: False)
     assert not custom_call.is_available.__wrapped__()
-
-
-@pytest.mark.parametrize("has_dots", [False, True])
-def test_it_uses_the_instructions_of_the_processor(has_dots):
-    text = str(int4_kernel.Int4Function(Kernel(3, True, True, has_dots)).module)
-    assert ("vpdpbusd" in text) == has_dots
-    assert ("pmadd.ub.sw" in text) != has_dots
