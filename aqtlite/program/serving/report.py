@@ -184,7 +184,7 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
 
 _FAST_BLOCK = 128
 """Size from which CPUs contract blocks of int4 about as fast as float32, or faster; of
-less, only the kernel does, multiples of `int4_products.BLOCK`."""
+less, only the kernel does: multiples of `int4_products.BLOCK` without zero points."""
 
 
 def _slow_on(weight: StoredWeight) -> str:
@@ -194,7 +194,7 @@ def _slow_on(weight: StoredWeight) -> str:
             for size, block in zip(q.shape, q.blocks, strict=True):
                 if not 1 < block < min(size, _FAST_BLOCK):
                     continue
-                if block % int4_products.BLOCK:
+                if block % int4_products.BLOCK or q.zero_point is not None:
                     return f"slow on CPUs: int4 in blocks of {block}"
                 if not int4_products.runs_here():
                     extra = "slow on CPUs without the extra 'cpu'"
