@@ -158,7 +158,8 @@ def test_scanned_layers_have_stacked_adapters():
     state = trained(state)
     out, _ = quick_jit(fn_q)(state, w, X)
     serve, serving = aqtlite.convert_function(fn_q, w, X, state=state)
-    assert relative_error(serve(serving, X), out) < 1e-6
+    # The adapter's products are summed in float, otherwise in another program.
+    assert relative_error(serve(serving, X), out) < 1e-5
     reports = []
     merged = aqtlite.merge_adapters(fn_q, w, X, state=state, report=reports.append)
     assert relative_error(layers(merged, X), out) < 1e-5
