@@ -25,7 +25,7 @@ pytestmark = pytest.mark.code("quick")
 
 PEFT = pathlib.Path(__file__).parent / "formats_written_by_others" / "peft_lora"
 FILE = "adapter_model.safetensors"
-HELD = dict(np.load(PEFT / "decoded.npz"))
+HELD = dict(np.load(PEFT / "outputs.npz"))
 X, Y = HELD.pop("x"), HELD.pop("y")
 LORA = config.Lora(3, 7, is_rank_stabilized=True)
 MOVES = [

@@ -4,7 +4,7 @@ Run outside of CI, with ``pip install peft==0.21.2 torch``:
 
     python make_peft.py                  writes peft_lora
     python make_peft.py FOLDER OUTPUT    loads FOLDER, and saves the results for the
-                                         inputs of decoded.npz
+                                         inputs of outputs.npz
 """
 
 import pathlib
@@ -55,11 +55,11 @@ def make():
     ).eval()
     adapted.save_pretrained(CASE)
     (CASE / "README.md").unlink()
-    np.savez(CASE / "decoded.npz", x=x, y=adapted(x).detach().numpy(), **weights)
+    np.savez(CASE / "outputs.npz", x=x, y=adapted(x).detach().numpy(), **weights)
 
 
 def read_back(folder, output):
-    held = np.load(CASE / "decoded.npz")
+    held = np.load(CASE / "outputs.npz")
     model = Model()
     weights = {k: torch.tensor(held[k]) for k in held if k not in ("x", "y")}
     model.load_state_dict(weights)
