@@ -179,11 +179,6 @@ def states_of_zeros(one: PlannedContraction) -> States:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*steps, *jnp.shape(x))), states)
 
 
-def contracting(one: Planned, states: States) -> Replacement:
-    """Returns a replacement that contracts, or looks up, quantized."""
-    return one.replacement(states)
-
-
 def _gathers(one: PlannedContraction) -> bool:
     return STATISTICS in collections_of(one.cfg)
 

@@ -12,21 +12,19 @@ from aqtlite.config import DotGeneral, arithmetic, of_activations
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import ragged_dot
 from aqtlite.jaxpr.origins import Origin
-from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
-from aqtlite.program import injected, low_rank
+from aqtlite.program import low_rank
 from aqtlite.program.planned_operand import PlannedOperand
+from aqtlite.program.planned_operation import NO_STATES, PlannedOperation
 from aqtlite.program.recognized import Again, Gradient
 from aqtlite.quantization import granularity, rotation, sparsity
 from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS, collections_of
 from aqtlite.quantization.statistics import States
 
-_NO_STATES = States()
-
 
 @dataclasses.dataclass(frozen=True)
-class PlannedContraction:
+class PlannedContraction(PlannedOperation):
     """A contraction of a program, and the decision about it."""
 
     path: str
@@ -295,7 +293,7 @@ class PlannedContraction:
         self, cfg: DotGeneral, operands: Sequence[Any], states: States
     ) -> list[jax.Array]:
         if not self.is_quantized:
-            return self._bound(self.in_order(operands))
+            return self.bound(self.in_order(operands))
         lhs, rhs, *_ = operands
         eqn, operation = self.site.eqn, self.operation(self.in_order(operands))
         takes_precision = operation.takes_precision and arithmetic.contracts_floats(cfg)
@@ -310,24 +308,6 @@ class PlannedContraction:
         if self.is_pointwise:
             out = out.reshape(eqn.outvars[0].aval.shape)
         return [out]  # Rules quantize no results.
-
-    def replacement(self, states: States) -> Replacement:
-        """Returns the replacement of its equation that contracts quantized."""
-
-        def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
-            return self.contract(self.cfg, self.in_order(values), states), None
-
-        return Replacement(function, states, per_step=self.site.per_step)
-
-    def marked(self, states: States) -> Replacement:
-        """Returns the replacement that contracts in float, marked with the config."""
-
-        def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
-            del states
-            with injected.mark(self.cfg):
-                return self.in_float(values), None
-
-        return Replacement(function, states)
 
     def order(self, lhs_ndim: int) -> tuple[int, ...] | None:
         """Returns the permutation of the result's axes; None for none.
@@ -346,7 +326,7 @@ class PlannedContraction:
         return (*range(start), *range(end, ndim), *range(start, end))
 
     def in_float(
-        self, values: Sequence[Any], states: States = _NO_STATES
+        self, values: Sequence[Any], states: States = NO_STATES
     ) -> list[jax.Array]:
         """Evaluates it in float; with its adapter, if its parameters are given.
 
@@ -355,17 +335,13 @@ class PlannedContraction:
             states: as in `contract`; those of calibrations are not read.
         """
         if self.adapter is None or not states.adapter:
-            return self._bound(values)
+            return self.bound(values)
         return low_rank.beside(
             self,
-            lambda fixed: self._bound(self.in_order(fixed)),
+            lambda fixed: self.bound(self.in_order(fixed)),
             self.in_order(values),
             states,
         )
-
-    def _bound(self, values: Sequence[Any]) -> list[jax.Array]:
-        eqn = self.site.eqn
-        return [eqn.primitive.bind(*values, **eqn.params)]
 
 
 def _order_of_pointwise(spec: Any) -> tuple[int, ...]:

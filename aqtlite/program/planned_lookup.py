@@ -18,20 +18,17 @@ from aqtlite import config, operations
 from aqtlite.contraction import lookup
 from aqtlite.jaxpr import lookups, registry
 from aqtlite.jaxpr.origins import Origin
-from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import OperandAxes, Operation, Side
-from aqtlite.program import injected
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_operand import PlannedOperand
+from aqtlite.program.planned_operation import NO_STATES, PlannedOperation
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
 
-_NO_STATES = States()
-
 
 @dataclasses.dataclass(frozen=True)
-class PlannedLookup:
+class PlannedLookup(PlannedOperation):
     """A lookup of rows in a table of parameters, and the decision about it."""
 
     path: str
@@ -200,26 +197,8 @@ class PlannedLookup:
         )
         return [lookup.rows(table, self.axis, take)]
 
-    def replacement(self, states: States) -> Replacement:
-        """Returns the replacement of its equation that reads the quantized table."""
-
-        def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
-            return self.contract(self.cfg, self.in_order(values), states), None
-
-        return Replacement(function, states, per_step=self.site.per_step)
-
-    def marked(self, states: States) -> Replacement:
-        """Returns the replacement that reads floats, marked with the config."""
-
-        def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
-            del states
-            with injected.mark(self.cfg):
-                return self.in_float(values), None
-
-        return Replacement(function, states)
-
     def in_float(
-        self, values: Sequence[Any], states: States = _NO_STATES
+        self, values: Sequence[Any], states: States = NO_STATES
     ) -> list[jax.Array]:
         """Evaluates it in float.
 
@@ -228,8 +207,7 @@ class PlannedLookup:
             states: not read; contractions have parameters of adapters there.
         """
         del states
-        eqn = self.site.eqn
-        return [eqn.primitive.bind(*values, **eqn.params)]
+        return self.bound(values)
 
 
 Planned = PlannedContraction | PlannedLookup

@@ -28,6 +28,7 @@ from aqtlite.program.naming import (
 )
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned_lookup import Planned
+from aqtlite.program.planned_operation import PlannedOperation
 from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
 from aqtlite.quantization.state_collections import DROPOUT
@@ -208,7 +209,7 @@ class QuantizedFunction:
             args: positional arguments of the function.
             kwargs: keyword arguments of the function.
         """
-        return self._evaluate(state, args, kwargs, states_lib.contracting)[0]
+        return self._evaluate(state, args, kwargs, PlannedOperation.replacement)[0]
 
     def _evaluate(
         self,
