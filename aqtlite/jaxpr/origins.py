@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +50,8 @@ class Origin(NamedTuple):
     """Facts about its axes."""
 
     transposed: "Transposed | None" = None
-    """The value that it is a transposition of; None if no equation transposes it."""
+    """The value that it is a transposition of, or reversed; None if no equation
+    transposes or reverses it."""
 
     former: str | None = None
     """The identity that weights were stored with before
@@ -83,10 +85,31 @@ class Transposed(NamedTuple):
     """A value with its axes in another order."""
 
     identity: str
-    """Identity of the value before the transposition."""
+    """Identity of the value before the transposition; of the same elements in the
+    opposite order along some axes, however it was reversed."""
 
     permutation: tuple[int, ...]
     """Its axes, in the order of the transposed value."""
+
+    backwards: frozenset[int] = frozenset()
+    """Its axes along which it was reversed."""
+
+    forwards: str = ""
+    """Identity of the value before it was reversed; empty if it was not."""
+
+    def transpose(self, permutation: Sequence[int]) -> "Transposed":
+        """Returns the value with its axes in a further order."""
+        axes = tuple(self.permutation[axis] for axis in permutation)
+        return self._replace(permutation=axes)
+
+    def reverse(self, dimensions: Sequence[int]) -> "Transposed":
+        """Returns the value reversed along axes of the transposed one."""
+        axes = {self.permutation[axis] for axis in dimensions}
+        backwards, forwards = self.backwards ^ axes, self.forwards or self.identity
+        identity = forwards
+        if backwards:
+            identity = digest("reversed", forwards, *map(str, sorted(backwards)))
+        return Transposed(identity, self.permutation, backwards, forwards)
 
 
 def of_constant(value: Any) -> Origin:

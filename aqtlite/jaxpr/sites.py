@@ -285,14 +285,14 @@ def _outputs(
 
 
 def _transposed(eqn: Any, value: Origin) -> origins.Transposed | None:
-    if eqn.primitive is not primitives.transpose_p:
+    if eqn.primitive not in (primitives.transpose_p, primitives.rev_p):
         return None
-    permutation = eqn.params["permutation"]
-    before = value.untransposed(len(permutation))
+    before = value.untransposed(len(eqn.outvars[0].aval.shape))
     if before is None:
         return None
-    axes = tuple(before.permutation[axis] for axis in permutation)
-    return origins.Transposed(before.identity, axes)
+    if eqn.primitive is primitives.rev_p:
+        return before.reverse(eqn.params["dimensions"])
+    return before.transpose(eqn.params["permutation"])
 
 
 def _facts_of_outputs(

@@ -211,7 +211,7 @@ class ConvGeneralDilated(Operation):
         if self.arrays[2] != "x" or groups == 1:
             return out
         n, c, *_ = self.forward.lhs_spec
-        return _move_groups(out, c, n, groups)
+        return block_shapes.move_groups(out, c, n, groups)
 
     @functools.cached_property
     def convolution(self) -> Convolution:
@@ -236,7 +236,7 @@ class ConvGeneralDilated(Operation):
         if self.arrays[2] != "x":
             return values
         o, c, *window = self.forward.rhs_spec
-        return _move_groups(lax.rev(values, window), o, c, self._groups)
+        return block_shapes.move_groups(lax.rev(values, window), o, c, self._groups)
 
     def _zero_point_leaves_sums(
         self, kind: Kind, left: DotInput, right: DotInput
@@ -385,16 +385,3 @@ class ConvGeneralDilated(Operation):
             x = block_shapes.merge_with_next(x, at)
         x = jnp.expand_dims(x, range(2, len(spec)))
         return x.transpose([spec.index(axis) for axis in range(len(spec))])
-
-
-def _move_groups(x: jax.Array, source: int, target: int, groups: int) -> jax.Array:
-    """Moves groups from the front of one axis to the front of another."""
-    if groups == 1:
-        return x
-    shape = list(x.shape)
-    shape[source : source + 1] = [groups, shape[source] // groups]
-    x = jnp.moveaxis(x.reshape(shape), source, target)
-    # The groups now precede the target axis.
-    shape = list(x.shape)
-    shape[target : target + 2] = [groups * shape[target + 1]]
-    return x.reshape(shape)

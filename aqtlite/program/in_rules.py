@@ -14,7 +14,7 @@ from aqtlite.jaxpr import registry, rule_sites, user_rules
 from aqtlite.jaxpr.origins import NOTHING, Origin
 from aqtlite.jaxpr.rule_sites import InCall
 from aqtlite.jaxpr.sites import Site
-from aqtlite.operations import DotGeneral
+from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.program import injected, matching, unsummed
 from aqtlite.program.equation import why_not_quantized
 from aqtlite.program.naming import Name
@@ -81,7 +81,7 @@ def added(
                 name = Name(numbered, module, path)
                 one = _in_float(site, name, call, within, parameters)
                 others.append(_decided(one, rules, made_by))
-            elif not _sums_one(found):
+            elif not _sums_one(found, by_location[where]):
                 by_location[where] = _with(by_location[where], found)
     return [*by_location.values(), *others]
 
@@ -101,14 +101,20 @@ def is_quantized_already(site: Site) -> bool:
     return differentiation.SCOPE in site.scope.path.split("/")
 
 
-def _sums_one(found: Gradient | Again) -> bool:
+def _sums_one(found: Gradient | Again, one: PlannedContraction) -> bool:
     """Whether there is nothing to quantize in a gradient, as of a single example."""
     if isinstance(found, Again):
         return False
-    shapes = [atom.aval.shape for atom in found.site.eqn.invars]
-    dims = found.site.eqn.params["dimension_numbers"]
-    operation = DotGeneral.of(dims, *shapes)
-    return operation.sums_nothing or operation.sums_one(shapes[1])
+    if one.op == "dot_general":  # Mapped, it may leave a sum over examples.
+        shapes = [atom.aval.shape for atom in found.site.eqn.invars]
+        dims = found.site.eqn.params["dimension_numbers"]
+        operation: Operation = DotGeneral.of(dims, *shapes)
+        other = shapes[1]
+    else:
+        forward, *avals = one.types()
+        operation = forward.gradient(found.side)
+        other = avals[1 - SIDES.index(found.side)].shape
+    return operation.sums_nothing or operation.sums_one(other)
 
 
 def _with(one: PlannedContraction, found: Gradient | Again) -> PlannedContraction:

@@ -6,13 +6,14 @@ same if they are computed equally from the function's inputs, up to transpositio
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from aqtlite.jaxpr.origins import Transposed
 from aqtlite.jaxpr.rule_sites import InCall
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Side
+from aqtlite.program import convolutions_in_rules, ragged_dots_in_rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +54,11 @@ def recognized(one: Site, within: InCall) -> Again | Gradient | None:
         if not any(depends):
             if _is_again(one, site):
                 return Again(one, number)
-        elif not all(depends) and one.operation == "dot_general":
-            found = _as_gradient(one, site, number, depends.index(True))
-            if found is not None:
-                return found
+        elif not all(depends):
+            index: Literal[0, 1] = 1 if depends[1] else 0
+            side = _SIDES_OF[one.operation](one, site, index)
+            if side is not None:
+                return Gradient(one, number, side, index)
     return None
 
 
@@ -66,13 +68,12 @@ def _is_again(one: Site, site: Site) -> bool:
     return same and are_known and str(one.eqn.params) == str(site.eqn.params)
 
 
-def _as_gradient(one: Site, site: Site, number: int, index: int) -> Gradient | None:
-    """Returns a contraction in a rule as a gradient of one of the function's.
+def _side_of_dot(one: Site, site: Site, index: int) -> Side | None:
+    """Returns the operand whose gradient a contraction in a rule gives, if any.
 
     Args:
         one: contraction in the rule.
         site: contraction of the function.
-        number: its number.
         index: which operand of `one` depends on the gradient of a result.
     """
     other = _untransposed(one, 1 - index)
@@ -82,7 +83,7 @@ def _as_gradient(one: Site, site: Site, number: int, index: int) -> Gradient | N
             continue
         alike = tuple(map(kept.permutation.index, other.permutation))
         if _contracts(one, site, side, index, alike):
-            return Gradient(one, number, side, 1 if index else 0)
+            return side
     return None
 
 
@@ -125,3 +126,12 @@ def _axes(site: Site, index: int) -> OperandAxes:
 def _sizes_left(site: Site, index: int) -> list[int]:
     shape = site.eqn.invars[index].aval.shape
     return sorted(shape[axis] for axis in _axes(site, index).remaining)
+
+
+_SIDES_OF: Mapping[str, Callable[[Site, Site, int], Side | None]] = {
+    "dot_general": _side_of_dot,
+    "conv_general_dilated": convolutions_in_rules.side_of,
+    "ragged_dot": ragged_dots_in_rules.side_of,
+}
+"""For each operation, the function from a contraction in a rule, one of the function,
+and which operand of the former depends on a gradient, to what it is the gradient of."""

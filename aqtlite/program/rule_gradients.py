@@ -9,8 +9,8 @@ what it saves.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from aqtlite import calibration, config
 from aqtlite.config import arithmetic
 from aqtlite.contraction import differentiation, execution
 from aqtlite.jaxpr.replacement import Location, Replacement
-from aqtlite.operations import SIDES, DotGeneral
+from aqtlite.operations import SIDES, DotGeneral, Operation, RaggedDot
+from aqtlite.program import convolutions_in_rules, ragged_dots_in_rules
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.recognized import Gradient
 
@@ -101,15 +102,71 @@ def _contract(
     lhs, rhs = (jnp.zeros(aval.shape, dtype) for aval in avals)
     cfg = config.DotGeneral(dlhs=raw) if name == "dlhs" else config.DotGeneral(drhs=raw)
     is_float = not (raw.lhs.is_quantized and raw.rhs.is_quantized)
-    precision = eqn.params["precision"] if is_float else None
+    takes_precision = forward.takes_precision and is_float
+    precision = eqn.params["precision"] if takes_precision else None
     how = execution.resolve(cfg, forward, lhs, rhs, dtype, precision=precision)
     gradient = how.gradient(SIDES[name == "drhs"])
+    there = _IN_ORDER[one.op](one, found, values)
+    out, _ = differentiation.contract_gradient(
+        gradient, there.operation, there.g, there.other, None, (), None
+    )
+    return [there.as_in_rule(out)], None
+
+
+class _InOrder(NamedTuple):
+    """A contraction in a rule, as that of a gradient."""
+
+    operation: Operation
+    """The contraction of the gradient of a result, first, with the other operand."""
+
+    g: jax.Array
+    """The gradient of the result."""
+
+    other: jax.Array
+    as_in_rule: Callable[[jax.Array], jax.Array]
+    """From the result of the operation to that of the equation in the rule."""
+
+
+def _dot(one: PlannedContraction, found: Gradient, values: Sequence[Any]) -> _InOrder:
+    del one
     operation, order = _operation(found)
     g, other = values[found.index], values[1 - found.index]
-    out, _ = differentiation.contract_gradient(
-        gradient, operation, g, other, None, (), None
-    )
-    return [out.transpose(order)], None
+    return _InOrder(operation, g, other, lambda out: out.transpose(order))
+
+
+def _convolution(
+    one: PlannedContraction, found: Gradient, values: Sequence[Any]
+) -> _InOrder:
+    eqns = found.site.eqn, one.site.eqn
+    g, other = convolutions_in_rules.operands(*eqns, found.side, values)
+    forward, *_ = one.types()
+    order = one.order(len(one.lhs.shape))
+    if order is not None:  # It runs as the product of matrices.
+        g = g.reshape(*g.shape, *[1] * (len(order) - g.ndim))
+        g = g.transpose(sorted(range(len(order)), key=order.__getitem__))
+    result = functools.partial(convolutions_in_rules.result, *eqns, found.side)
+    return _InOrder(forward.gradient(found.side), g, other, result)
+
+
+def _ragged_dot(
+    one: PlannedContraction, found: Gradient, values: Sequence[Any]
+) -> _InOrder:
+    form = found.site.eqn, found.index, found.side
+    g, other = ragged_dots_in_rules.operands(*form, values)
+    # The sizes of groups are those of the rule.
+    forward = RaggedDot(values[2], g.shape[0])
+    g = forward.masked(g)
+    if found.side == "rhs":
+        other = forward.masked(other)
+    result = functools.partial(ragged_dots_in_rules.result, *form)
+    return _InOrder(forward.gradient(found.side), g, other, result)
+
+
+_IN_ORDER = {
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+    "ragged_dot": _ragged_dot,
+}
 
 
 def _operation(found: Gradient) -> tuple[DotGeneral, tuple[int, ...]]:

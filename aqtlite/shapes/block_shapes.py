@@ -254,6 +254,24 @@ def merge_with_next(x: jax.Array, axis: int) -> jax.Array:
     return lax.reshape(x, shape, out_sharding=sharding)
 
 
+def move_groups(x: jax.Array, source: int, target: int, groups: int) -> jax.Array:
+    """Moves groups from the front of one axis to the front of another.
+
+    >>> x = jnp.arange(4)[None]
+    >>> move_groups(x, 1, 0, 2).tolist()
+    [[0, 1], [2, 3]]
+    """
+    if groups == 1:
+        return x
+    shape = list(x.shape)
+    shape[source : source + 1] = [groups, shape[source] // groups]
+    x = jnp.moveaxis(x.reshape(shape), source, target)
+    # The groups now precede the target axis.
+    shape = list(x.shape)
+    shape[target : target + 2] = [groups * shape[target + 1]]
+    return x.reshape(shape)
+
+
 def cut(
     x: jax.Array, axes: Sequence[int], counts: Sequence[int], groups: int = 1
 ) -> jax.Array:
