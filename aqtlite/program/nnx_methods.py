@@ -7,11 +7,19 @@ from flax import nnx
 
 
 def names_of(base: type[nnx.Module]) -> list[str]:
-    """Returns the names of the public methods of a class, and ``__call__``."""
-    public = [name for name in dir(base) if not name.startswith("_")]
+    """Returns the names of the methods of a class, private ones too.
+
+    Of those that Python or NNX calls, only ``__call__`` is among them.
+    """
+    names = [name for name in dir(base) if not name.startswith("__")]
     # `set_view` is how nnx.view sets attributes.
-    own = [n for n in public if not hasattr(nnx.Module, n) and n != "set_view"]
+    own = [n for n in names if not hasattr(nnx.Module, n) and n != "set_view"]
     return [name for name in (*own, "__call__") if _is_method(_attribute(base, name))]
+
+
+def is_private(name: str) -> bool:
+    """Whether a method is for other methods of its class."""
+    return name.startswith("_") and not name.startswith("__")
 
 
 def _attribute(cls: type, name: str) -> Any:

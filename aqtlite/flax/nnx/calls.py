@@ -1,10 +1,12 @@
 """Calls of quantized NNX models, and of their layers."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from aqtlite.flax.nnx import layers
 from aqtlite.flax.nnx.layers import Path
@@ -20,7 +22,7 @@ from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.invariance import finding
 from aqtlite.jaxpr import lookups, registry, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
-from aqtlite.program import injected
+from aqtlite.program import injected, nnx_methods
 from aqtlite.program.convert import ServingFunction, has_frozen
 from aqtlite.program.naming import by_parameter
 from aqtlite.program.planned_lookup import Planned
@@ -71,6 +73,9 @@ def call_method(
     except NothingToQuantize:
         return call.in_float(args, kwargs)
     except _NEEDS_VALUES as error:
+        if nnx_methods.is_private(method) and not model.aqt.strict:
+            _warn_once(call.name)
+            return call.in_float(args, kwargs)
         error.add_note(
             f"{call.name} of a quantized model is traced. To run it as it is, and "
             "quantize the calls of the model's methods in it, call it as "
@@ -79,6 +84,15 @@ def call_method(
         raise
     call.update(changes)
     return call.result(out)
+
+
+@functools.lru_cache(maxsize=4096)
+def _warn_once(name: str) -> None:
+    logging.warning(
+        "%s needs concrete values, and runs as it is: only calls of layers and other "
+        "methods in it are quantized",
+        name,
+    )
 
 
 def call_layer(
@@ -208,7 +222,8 @@ def _marked(one: Planned, states: States) -> Replacement:
 def function_of(model: QuantizedModel, call: PureCall) -> ModelFunction:
     """Returns a call of a model as a quantized function."""
     rules = model.aqt.rules
-    if call.path or (model.aqt.invariant and not _is_own(call)):
+    is_part = call.path or nnx_methods.is_private(call.method)
+    if is_part or (model.aqt.invariant and not _is_own(call)):
         # Rules may be for other layers, or methods.
         rules = tuple(dataclasses.replace(one, is_required=False) for one in rules)
     return ModelFunction(

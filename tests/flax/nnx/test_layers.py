@@ -160,6 +160,78 @@ class TestLayers:
             assert not one.up(X).any() and model.up(X).any()
 
 
+class Projection(nnx.Module):
+    """Private methods that contract a parameter, in a layer and in the model itself."""
+
+    def __init__(self, rngs):
+        self.w = nnx.Param(rngs.params.normal((8, 8)))
+
+    def __call__(self, x):
+        return self._project(x) @ self.w[...].T
+
+    def _project(self, x):
+        return x @ self.w[...]
+
+    def _scores(self, x):
+        return x @ self._project(x).T
+
+    def _until(self, x, bound):
+        while float(jnp.abs(x).max()) < bound:
+            x = x + self._project(jnp.sign(x))
+        return x
+
+
+class WithProjection(Projection):
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.inner = Projection(rngs)
+
+    def __call__(self, x):
+        return self.inner(self._project(x))
+
+
+class TestPrivateMethods:
+    @pytest.mark.parametrize("path", ["", "inner"])
+    def test_are_quantized_by_the_rules_of_their_module(self, path):
+        rules = [Rule(module=path, cfg=CFG), Rule(cfg=None)]
+        floats = WithProjection(nnx.Rngs(0))
+        model = quantize_model(floats, rules, strict=True)
+        for one, other, differs in (
+            (model, floats, not path),
+            (model.inner, floats.inner, path == "inner"),
+        ):
+            for method in ("_project", "_scores"):
+                got, wanted = (getattr(x, method)(X) for x in (one, other))
+                assert (got != wanted).any() == differs, (path, method)
+
+    def test_are_the_same_within_the_model(self):
+        model = quantize_model(WithProjection(nnx.Rngs(0)), CFG, strict=True)
+        by_inner = nnx.jit(lambda m: m.inner(m._project(X)))
+        np.testing.assert_array_equal(by_inner(model), call(model, X))
+        serving = convert(model, X)
+        np.testing.assert_array_equal(by_inner(serving), call(serving, X))
+
+    def test_count_for_strict(self):
+        rules = Rule(module="inner", cfg=CFG)
+        model = quantize_model(WithProjection(nnx.Rngs(0)), rules, strict=True)
+        assert model.inner._project(X).shape == X.shape
+        with pytest.raises(
+            ValueError, match=r"(?s)strict=True, and 1 .* no rule names"
+        ):
+            model._project(X)
+
+    def test_that_need_values_run_as_they_are(self, caplog):
+        model = quantize_model(WithProjection(nnx.Rngs(0)), CFG)
+        x = X
+        while float(jnp.abs(x).max()) < 10.0:
+            x = x + model._project(jnp.sign(x))
+        np.testing.assert_array_equal(model._until(X, 10.0), x)
+        assert "WithProjection._until needs concrete values" in caplog.text
+        strict = quantize_model(WithProjection(nnx.Rngs(0)), CFG, strict=True)
+        with pytest.raises(jax.errors.ConcretizationTypeError):
+            strict._until(X, 10.0)
+
+
 class Outer(nnx.Module):
     def __init__(self, inner, rngs, **kwargs):
         self.inner = inner
