@@ -25,6 +25,12 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 T = TypeVar("T")
 
+REMEDY = (
+    "gather some, in Flax with aqtlite.flax.calibrate or model.apply(..., "
+    "mutable=['aqt_stats']); a batch with NaN or infinity enters none"
+)
+"""What to do about statistics of no batch."""
+
 
 def no_batches() -> jax.Array:
     """The count before the first batch."""
@@ -134,6 +140,12 @@ def merged(
 def is_of_batches(count: Any) -> jax.Array:
     """Whether a count is a whole number and at least 1."""
     return jnp.logical_and(count >= 1, count == jnp.floor(count))
+
+
+def is_known_zero(count: Any) -> bool:
+    """Whether statistics are known to be of no batch, as outside of `jax.jit`."""
+    known = lax.stop_gradient(count)
+    return not isinstance(known, jax.core.Tracer) and not np.asarray(known).any()
 
 
 def problem(count: Any) -> str | None:

@@ -369,10 +369,7 @@ def _ready(
     """
     problem = counting.problem(state.batches)
     if problem is not None:
-        raise ValueError(
-            f"fwd.smoothing has {problem}: gather some, in Flax with "
-            "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
-        )
+        raise ValueError(f"fwd.smoothing has {problem}: {counting.REMEDY}")
     found: jax.Array = state.absorbed if state.is_absorbed else state.lhs_factor
     shared = _remaining(dims, "lhs", len(lhs_shape))
     _check_shape(found.shape, dn.shared_shape(lhs_shape, shared))

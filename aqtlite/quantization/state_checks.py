@@ -76,7 +76,4 @@ def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
     check_statistics(tensor, state, path)
     problem = counting.problem(state.batches)
     if problem is not None:
-        raise ValueError(
-            f"{path}.calibration has {problem}: gather some, in Flax with "
-            "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
-        )
+        raise ValueError(f"{path}.calibration has {problem}: {counting.REMEDY}")

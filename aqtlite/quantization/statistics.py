@@ -263,7 +263,7 @@ def update_states(
         name: name of the contraction, for messages.
 
     Returns:
-        The states; as they were where an operand is empty.
+        The states; as they were where an operand is empty, or not finite.
     """
     if 0 in lhs.shape or 0 in rhs.shape:
         return states
@@ -277,6 +277,8 @@ def update_states(
         smoothed = smoothing.update_state(
             cfg.fwd.smoothing, smoothed, lhs, rhs, dims, masks
         )
+        if counting.is_known_zero(smoothed.batches):
+            return states  # A first batch that is not finite enters nothing.
     # Ranges and moments are those of the operands that are quantized.
     if cfg.fwd.is_prepared:
         lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, smoothed)

@@ -141,3 +141,15 @@ def test_a_step_on_a_bad_batch_is_nan_and_enters_no_statistics(case):
         (loss, gradients), _ = step(found, x)
         assert not np.isfinite(loss)
         assert not all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("preset", ["fp8", "smoothquant"])
+def test_the_first_of_all_without_jit(preset):
+    """Nothing is gathered, and a call that needs a range says why there is none."""
+    quantized = aqtlite.quantize_function(jnp.matmul, PRESETS[preset], params=1)
+    args = X, normal((8, 4), 2)
+    first = quantized.init_state(*args)
+    found = quantized.gather(first, BAD[0], args[1])
+    jax.tree.map(np.testing.assert_array_equal, found, first)
+    with pytest.raises(ValueError, match="a batch with NaN or infinity enters none"):
+        quantized(first, BAD[0], args[1])
