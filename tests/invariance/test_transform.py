@@ -163,6 +163,19 @@ def test_edges(function):
     )
 
 
+def test_angles_of_any_size():
+    rng = np.random.default_rng(0)
+    near = np.float32(1e5) + rng.uniform(-9, 9, 50)  # Reduced in another way from here.
+    powers = rng.uniform(-2, 2, 400) * 2.0 ** rng.integers(0, 127, 400)
+    worst = 16367173 * 2.0**72  # Closest to a multiple of pi / 2.
+    x = np.array([*near, *powers, worst, 2**24, 2**24 - 1, 3e38, -3e38], "f")
+    run = jax.jit(invariant(lambda x: (jnp.sin(x), jnp.cos(x))))
+    for out, function in zip(run(x), (np.sin, np.cos), strict=True):
+        np.testing.assert_allclose(out, function(x.astype("d")), rtol=4e-7)
+    no_angles = np.array([np.nan, np.inf, -np.inf], "f")
+    assert np.isnan(run(no_angles)).all()
+
+
 def test_edges_of_powers():
     bases, exponents = np.meshgrid(EDGES, np.array([*EDGES, 2, 3, -3], "f"))
     with np.errstate(all="ignore"):
