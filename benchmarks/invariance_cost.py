@@ -32,7 +32,9 @@ PROTECTIONS: Mapping[str, frozenset[str]] = {
     | {"sub"},
     "quotients and roots": frozenset({"div", "sqrt", "rsqrt"}),
     "roundings": frozenset({"convert_element_type"}),
-    "float contractions": frozenset({"dot_general"}),
+    "float contractions": frozenset(
+        {"dot_general", "conv_general_dilated", "ragged_dot_general"}
+    ),
 }
 """Primitives that each protection replaces."""
 

@@ -868,6 +868,34 @@ def test_invariant_training_shards_over_data():
     assert_equal(jax.jit(aqtlite.invariant(forward))(rows), whole[0][1])
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_invariant_sums_over_devices_have_an_order(check_vma):
+    def summed(x):
+        axes = ("d", "m")
+        parts = lax.psum_scatter(x, axes, scatter_dimension=1, tiled=True)
+        return lax.psum(x, axes), lax.pmean(x, "m"), parts
+
+    mapped = shard_map(
+        summed,
+        mesh=AUTO,
+        in_specs=P(("d", "m")),
+        out_specs=(P(), P("d"), P(None, ("d", "m"))),
+        check_vma=check_vma,
+    )
+    everywhere, along_m, parts = jax.jit(aqtlite.invariant(mapped))(X)
+    total, some = np.asarray(X), np.asarray(X).reshape(2, 4, 16)
+    for size in (4, 2, 1):
+        total = total[:size] + total[size:]
+    for size in (2, 1):
+        some = some[:, :size] + some[:, size:]
+    assert_equal([everywhere, parts], [total, total])
+    assert_equal(along_m, some[:, 0] / 4)
+    model = aqtlite.quantize_function(
+        lambda w, x: mapped(x)[0] @ w, config.fully_quantized(), invariant=True
+    )
+    assert "depends on the number of devices: psum" in str(model.plan(W, X))
+
+
 def test_a_report_names_a_gather_of_floats():
     def layer(w, x):
         with jax.named_scope("layer"):

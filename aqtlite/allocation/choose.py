@@ -76,7 +76,8 @@ def choose_bits(
 
     Args:
         model: a float model of Linen or NNX, or a function, as in `sensitivity`; the
-            rules of a model that is quantized by rules are replaced.
+            rules of a model that is quantized by rules are replaced. One that is
+            `invariant` is measured so: quantize it with the rules and that, too.
         variables: the model's variables, or the first argument of the function; None
             for an NNX model.
         batches: the inputs, each a tuple of positional arguments or a single argument.

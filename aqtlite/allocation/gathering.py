@@ -10,8 +10,8 @@ from typing import Any
 
 from aqtlite import config
 from aqtlite.allocation.switches import Switch
-from aqtlite.jaxpr import rewriting, tracing
-from aqtlite.jaxpr.replacement import Replacement
+from aqtlite.jaxpr import tracing
+from aqtlite.jaxpr.replacement import Evaluate, Replacement
 from aqtlite.program import calibration_state
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.serving import statistics_uses
@@ -39,6 +39,7 @@ def first(switches: Sequence[Switch]) -> Gathered:
 def after(
     switches: Sequence[Switch],
     traced: tracing.Traced,
+    evaluate: Evaluate,
     values: Sequence[Any],
     gathered: Gathered,
 ) -> Gathered:
@@ -47,6 +48,7 @@ def after(
     Args:
         switches: the contractions.
         traced: the traced call.
+        evaluate: function that evaluates its program.
         values: inputs of its jaxpr.
         gathered: the statistics of the batches before.
     """
@@ -55,7 +57,7 @@ def after(
         one.forms[0].site.location: _replacement(one, gathered[path])
         for path, one in gathering.items()
     }
-    _, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
+    _, aux = evaluate(traced.jaxpr, values, replacements)
     return {path: aux[one.forms[0].site.location] for path, one in gathering.items()}
 
 

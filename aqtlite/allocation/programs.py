@@ -20,7 +20,7 @@ from aqtlite.allocation.subject import Call, Subject
 from aqtlite.allocation.switched import Pass, Switched
 from aqtlite.allocation.switches import Given, Switch
 from aqtlite.calibration import batches as batches_lib
-from aqtlite.jaxpr import rewriting, tracing
+from aqtlite.jaxpr import tracing
 from aqtlite.program import plan as planning
 from aqtlite.program import plan_checks
 from aqtlite.program.naming import names_of_parameters
@@ -176,7 +176,9 @@ class Programs:
         self._check(plans)
         switches = self._switches(plans, inputs)
         run = jax.jit(self._function(call, traced, switches))
-        gather = jax.jit(functools.partial(gathering.after, switches, traced))
+        gather = jax.jit(
+            functools.partial(gathering.after, switches, traced, call.evaluate)
+        )
         return Switched(call, traced, plans, tuple(switches), run, gather)
 
     def _switches(self, plans: Mapping[str, Plan], inputs: Any) -> list[Switch]:
@@ -239,7 +241,7 @@ class Programs:
                 )
                 for i, one in enumerate(switches)
             }
-            found, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
+            found, aux = call.evaluate(traced.jaxpr, values, replacements)
             # Outputs that are constants of the program may not be arrays.
             outputs = jax.tree.map(lambda i: jnp.asarray(found[i]), traced.outputs)
             out = call.result(outputs)

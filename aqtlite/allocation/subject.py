@@ -14,6 +14,9 @@ from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.flax.nnx.calls import function_of
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import as_quantized
+from aqtlite.invariance import transform
+from aqtlite.jaxpr import rewriting
+from aqtlite.jaxpr.replacement import Evaluate
 from aqtlite.program import injected
 from aqtlite.program.naming import by_scope
 from aqtlite.program.quantize import QuantizedFunction, quantize_function
@@ -36,6 +39,11 @@ class Call(NamedTuple):
 
     others: Any = ()
     """Variables of the model that are not in the first argument."""
+
+    @property
+    def evaluate(self) -> Evaluate:
+        """Function that evaluates the program of the call."""
+        return (transform if self.function.invariant else rewriting).evaluate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +117,13 @@ def _of_linen(model: Any, variables: Any, kwargs: Mapping[str, Any]) -> Subject:
             return module.apply(variables, *args, **kwargs)
 
     rules = model.rules if is_by_rules else ()
-    function = QuantizedFunction(apply, rules, _is_in_params, naming=by_scope)
+    function = QuantizedFunction(
+        apply,
+        rules,
+        _is_in_params,
+        naming=by_scope,
+        invariant=is_by_rules and model.invariant,
+    )
     return Subject(
         lambda inputs: Call(function, (variables, *inputs), lambda out: out), rules
     )

@@ -14,7 +14,7 @@ from aqtlite.invariance.rounding import barrier
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.shapes.dimension_numbers import DimensionNumbers
 
-_UNROLLED = 16
+UNROLLED = 16
 """Products that are added in one pass over the result."""
 
 
@@ -30,24 +30,34 @@ class Dot(TargetDependent):
     def lowered(self, target, lhs, rhs):
         del target
         (lc, rc), (lb, rb) = self.dimension_numbers
-        lhs, batch, rows = _matrices(lhs, lb, lc)
-        rhs, _, columns = _matrices(rhs, rb, rc)
+        lhs, batch, rows = matrices(lhs, lb, lc)
+        rhs, _, columns = matrices(rhs, rb, rc)
         out = jnp.zeros((lhs.shape[0], lhs.shape[2], rhs.shape[2]), jnp.float32)
-        size = lhs.shape[1]
-        blocks, rest = divmod(size, _UNROLLED)
+        return added(out, lhs, rhs).reshape(*batch, *rows, *columns)
 
-        def add(block, out):
-            start = block * _UNROLLED
-            return _added(
-                out,
-                lax.dynamic_slice_in_dim(lhs, start, _UNROLLED, 1),
-                lax.dynamic_slice_in_dim(rhs, start, _UNROLLED, 1),
-            )
 
-        if blocks:
-            out = lax.fori_loop(0, blocks, add, out)
-        out = _added(out, lhs[:, size - rest :], rhs[:, size - rest :])
-        return out.reshape(*batch, *rows, *columns)
+def added(out, lhs, rhs):
+    """Adds the products of two stacks of matrices, one contracted element at a time.
+
+    Args:
+        out: what they are added to, ``(batch, rows, columns)``.
+        lhs: ``(batch, contracted, rows)``.
+        rhs: ``(batch, contracted, columns)``.
+    """
+    size = lhs.shape[1]
+    blocks, rest = divmod(size, UNROLLED)
+
+    def add(block, out):
+        start = block * UNROLLED
+        return _added(
+            out,
+            lax.dynamic_slice_in_dim(lhs, start, UNROLLED, 1),
+            lax.dynamic_slice_in_dim(rhs, start, UNROLLED, 1),
+        )
+
+    if blocks:
+        out = lax.fori_loop(0, blocks, add, out)
+    return _added(out, lhs[:, size - rest :], rhs[:, size - rest :])
 
 
 def _added(out, lhs, rhs):
@@ -57,7 +67,7 @@ def _added(out, lhs, rhs):
     return out
 
 
-def _matrices(x, batch, contracting):
+def matrices(x, batch, contracting):
     """Returns an array of shape (batch, contracting, remaining), and sizes of axes."""
     remaining = [i for i in range(x.ndim) if i not in (*batch, *contracting)]
     groups = batch, contracting, remaining

@@ -39,13 +39,15 @@ class Forms:
     def __str__(self) -> str:
         ordered = sorted(self.counts.items(), key=lambda one: (-one[1], one[0]))
         text = ", ".join(f"{count} {name}" for name, count in ordered)
-        return "\n  ".join(
-            [
-                f"Invariant: {sum(self.counts.values())} operations in forms of their "
-                f"own ({text or 'none'})",
-                *(f"refused: {one}" for one in self.refused),
-            ]
-        )
+        lines = [
+            f"Invariant: {sum(self.counts.values())} operations in forms of their own "
+            f"({text or 'none'})"
+        ]
+        over_devices = sorted(self.counts.keys() & rules.OVER_DEVICES)
+        if over_devices:
+            names = ", ".join(over_devices)
+            lines.append(f"depends on the number of devices: {names}")
+        return "\n  ".join([*lines, *(f"refused: {one}" for one in self.refused)])
 
 
 def find(closed: core.ClosedJaxpr, others: Collection[Location] = ()) -> Forms:

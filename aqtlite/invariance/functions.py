@@ -6,12 +6,11 @@ single precision), within 2 units in the last place; each product and quotient g
 through a barrier, and sums are exact operations of IEEE 754.
 """
 
-import functools
-
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.invariance.angles import COS, SIN
 from aqtlite.invariance.arithmetic import (
     Written,
     div,
@@ -196,35 +195,6 @@ def _erf_inv(x):
     return where(lax.abs(x) == 1, x * _f(np.inf), out)
 
 
-# pi / 2: three parts of 8 bits, whose products with integers to 2^16 are exact.
-_HALF_PI = (1.5703125, 0.0004825592041015625, 1.2665987014770508e-06)
-_HALF_PI_REST = _f(9.920935796805404e-10)
-_SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
-_COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
-
-
-def _sin_from(quarters: int, x):
-    """Returns the sine of x and some quarters of a turn."""
-    turns = lax.round(mul(x, _f(2 / np.pi)), lax.RoundingMethod.TO_NEAREST_EVEN)
-    turns = lax.clamp(_f(-(2.0**23)), turns, _f(2.0**23))
-    r = x
-    for part in _HALF_PI:
-        r = r - mul(turns, _f(part))
-    r = r - mul(turns, _HALF_PI_REST)
-    square = mul(r, r)
-    sine = mul(mul(polynomial(square, _SIN), square), r) + r
-    cosine = mul(mul(polynomial(square, _COS), square), square)
-    cosine = (cosine - mul(square, _f(0.5))) + _f(1)
-    quadrant = turns.astype(jnp.int32) + quarters
-    out = where((quadrant & 1) == 1, cosine, sine)
-    out = where((quadrant & 2) == 2, -out, out)
-    return where(lax.is_finite(x), out, _f(np.nan))
-
-
-_sin = functools.partial(_sin_from, 0)
-_cos = functools.partial(_sin_from, 1)
-
-
 def _split(x):
     """Returns two parts of at most 12 bits, whose products are exact (T. J. Dekker)."""
     high = lax.reduce_precision(x, 8, 11)
@@ -293,15 +263,6 @@ def _pow(x, y):
 
 EXP = Written(lax.exp, _exp, lambda y, x: (y,))
 LOG = Written(lax.log, _log, lambda y, x: (1 / x,))
-
-
-def _slope_of_sin(y, x):
-    del y
-    return (COS(x),)
-
-
-SIN = Written(lax.sin, _sin, _slope_of_sin)
-COS = Written(lax.cos, _cos, lambda y, x: (-SIN(x),))
 
 
 def _slopes_of_pow(z, x, y):

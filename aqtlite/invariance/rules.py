@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from aqtlite.invariance import arithmetic, functions
+from aqtlite.invariance import arithmetic, devices, functions
 from aqtlite.invariance.contractions import Dot
+from aqtlite.invariance.convolutions import Conv
+from aqtlite.invariance.pooling import ScatteredToChosen
+from aqtlite.invariance.ragged import RaggedDot
 from aqtlite.invariance.sums import CumulativeSum, Sum, WindowedSum
 from aqtlite.jaxpr import equations
 from aqtlite.lowering import exact
@@ -43,8 +46,8 @@ def rule_of(eqn: Any) -> Rule | None:
             raise NoForm(f"{name} has no such form for {aval.dtype.name}")
     if name == "mul" and _is_scaled_by_a_power_of_two(eqn):
         return None
-    if name in _OVER_AXES:
-        for aval in inputs:
+    if name in _OVER_AXES or name in OVER_DEVICES:
+        for aval in inputs[:2]:
             if not _is_float(aval):
                 raise NoForm(f"{name} has no such form for {aval.dtype.name}")
             if not all(isinstance(size, int) for size in aval.shape):
@@ -136,27 +139,51 @@ _SUMS = {
 _OVER_AXES: Mapping[str, Rule] = {
     "reduce_sum": lambda params, x: Sum(tuple(params["axes"]))(x),
     "cumsum": lambda params, x: CumulativeSum(params["axis"], params["reverse"])(x),
-    "reduce_window_sum": lambda params, x: _windowed(params, x),
+    "reduce_window_sum": lambda params, x: _of_params(WindowedSum, params)(x),
     "dot_general": lambda params, x, y: Dot(params["dimension_numbers"])(x, y),
+    "conv_general_dilated": lambda params, x, y: _of_params(Conv, params)(x, y),
+    "ragged_dot_general": lambda params, x, y, sizes: RaggedDot(
+        params["ragged_dot_dimension_numbers"]
+    )(x, y, sizes),
+    "select_and_scatter_add": lambda params, source, x: _scattered(params, source, x),
 }
 
-_QUANTIZED = "quantize it by a rule, since sums of integers are exact"
-_GATHERED = "gather the values by jax.lax.all_gather, and add them by jnp.sum"
-_INSTEAD = {
-    "conv_general_dilated": _QUANTIZED,
-    "ragged_dot_general": _QUANTIZED,
-    "psum": _GATHERED,
-    "psum_invariant": _GATHERED,
-    "reduce_scatter": _GATHERED,
-    "reduce_prod": "add logarithms",
-    "cumprod": "add logarithms",
+OVER_DEVICES: Mapping[str, Rule] = {
+    "psum": lambda params, x: devices.psum(
+        x, params["axes"], params["axis_index_groups"]
+    ),
+    "psum_invariant": lambda params, x: devices.psum(x, params["axes"], to="invarying"),
+    "reduce_scatter": lambda params, x: devices.reduce_scatter(
+        x,
+        params["axis_name"],
+        params["axis_index_groups"],
+        params["scatter_dimension"],
+        params["tiled"],
+    ),
 }
+"""Sums of the values that devices hold, which depend on how many hold them."""
+
+_INSTEAD = {"reduce_prod": "add logarithms", "cumprod": "add logarithms"}
 """What to do in place of operations without a form."""
 
 
-def _windowed(params, x):
-    names = (field.name for field in dataclasses.fields(WindowedSum))
-    return WindowedSum(*(tuple(params[name]) for name in names))(x)
+def _of_params(form, params):
+    """Makes a form of the parameters of an equation that have the names of its own."""
+    names = (field.name for field in dataclasses.fields(form))
+    values = {name: params[name] for name in names}
+    return form(
+        **{
+            name: tuple(one) if isinstance(one, list) else one
+            for name, one in values.items()
+        }
+    )
+
+
+def _scattered(params, source, x):
+    names = "window_dimensions", "window_strides", "padding"
+    is_max = params["select_prim"].name == "ge"
+    form = ScatteredToChosen(is_max, *(tuple(params[name]) for name in names))
+    return form(source, x)
 
 
 _RULES: Mapping[str, Rule] = {
@@ -164,6 +191,7 @@ _RULES: Mapping[str, Rule] = {
     **{name: _without_params(one) for name, one in arithmetic.ROOTS.items()},
     **_SUMS,
     **_OVER_AXES,
+    **OVER_DEVICES,
     "convert_element_type": _converted,
     "div": _without_params(arithmetic.DIV),
     "integer_pow": _integer_pow,

@@ -46,10 +46,10 @@ def invariant(fn: F) -> F:
 
     Returns:
         The function. Where `fn` has an operation without such a form, it raises a
-        `ValueError` that names the operation and its name scope: convolutions and
-        `ragged_dot` of floats, sums over devices, cumulative products, linear algebra,
-        float64 and complex numbers, and functions other than exp, log, pow, tanh,
-        logistic, erf, sin, cos, sqrt and their variants.
+        `ValueError` that names the operation and its name scope: products along axes,
+        linear algebra, float64 and complex numbers, and functions other than exp, log,
+        pow, tanh, logistic, erf, sin, cos, sqrt and their variants. Sums over devices
+        (`jax.lax.psum`) depend on the number of devices, too.
     """
 
     @functools.wraps(fn)

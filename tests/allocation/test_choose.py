@@ -157,6 +157,28 @@ def test_functions_and_nnx_models():
     assert abs(snr - found.chosen.snr) < 0.01
 
 
+def test_invariant_models_are_measured_as_such():
+    def function(w, x):
+        return jnp.tanh(x @ w)
+
+    w = normal((8, 4))
+    quantized = quantize_function(function, INT8, params=0, invariant=True)
+    found = choose(quantized, w, budget=0.4)
+    again = quantize_function(function, found.rules, params=0, invariant=True)
+    exact, out = aqtlite.invariant(function)(w, X), again(w, X)
+    snr = 10 * math.log10(jnp.sum(exact**2) / jnp.sum((out - exact) ** 2))
+    assert abs(snr - found.chosen.snr) < 1e-4
+
+    class Refused(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return jax.scipy.special.digamma(nn.Dense(4)(x))
+
+    model = quantize_model(Refused(), INT8, invariant=True)
+    with pytest.raises(ValueError, match="digamma has no such form"):
+        choose(model, init(Refused(), X))
+
+
 def test_other_models_and_paths_of_parameters():
     def apply(params, x):
         return jnp.tanh(x @ params["first"]) @ params["second"]

@@ -22,6 +22,33 @@ def _pooled(x):
     return lax.reduce_window(x, zero, lax.add, (1, 3), (1, 2), "SAME")
 
 
+def _convolved(x):
+    """A depthwise convolution along rows, and one that mixes features."""
+    dims = ("NCW", "OIW", "NWC")
+    x = jnp.stack([x, x[:, ::-1]], 1)
+    both = [
+        lax.conv_general_dilated(
+            x, normal(shape, dtype=x.dtype), (2,), [(3, -1)], (1,), (2,), dims, n
+        )
+        for shape, n in (((6, 1, 4), 2), ((3, 2, 5), 1))
+    ]
+    return jnp.concatenate([one.reshape(len(x), -1) for one in both], 1)
+
+
+def _in_groups(x):
+    return lax.ragged_dot(
+        x, normal((3, 37, 4), dtype=x.dtype) / 16, jnp.array([0, len(x), 0])
+    )
+
+
+def _gradient_of_max_pooling(x):
+    def loss(x):
+        out = lax.reduce_window(x, -np.inf, lax.max, (1, 3), (1, 2), "SAME")
+        return (out**2).sum()
+
+    return jax.grad(loss)(jnp.round(2 * x))
+
+
 FUNCTIONS = {
     "exp": (jnp.exp, np.exp, X),
     "exp2": (jnp.exp2, np.exp2, X),
@@ -48,6 +75,11 @@ FUNCTIONS = {
     "norm": (lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True)), None, X),
     "contraction": (lambda x: x @ x.T, lambda x: x @ x.T, X),
 }
+OF_SHAPES = {
+    "convolution": (_convolved, None, X),
+    "contraction in groups": (_in_groups, None, X),
+    "gradient of max pooling": (_gradient_of_max_pooling, None, X),
+}
 
 
 def test_constants_have_the_results_of_arguments():
@@ -63,12 +95,15 @@ def test_constants_have_the_results_of_arguments():
     assert all(equal.values()), equal
 
 
-SOME = ("exp", "pow", "softmax", "norm")
+SOME = ("exp", "pow", "softmax", "convolution")
 
 
-@pytest.mark.parametrize("name", mostly_slow(FUNCTIONS, *SOME, "contraction"))
+ALL = {**FUNCTIONS, **OF_SHAPES}
+
+
+@pytest.mark.parametrize("name", mostly_slow(ALL, *SOME, "contraction"))
 def test_values_are_those_of_the_function(name):
-    function, exact, x = FUNCTIONS[name]
+    function, exact, x = ALL[name]
     out = jax.jit(invariant(function))(x)
     if exact is None:
         with jax.enable_x64(True):
@@ -78,12 +113,12 @@ def test_values_are_those_of_the_function(name):
     np.testing.assert_allclose(out, wanted, rtol=2e-6, atol=2e-7)
 
 
-OF_ROWS = [name for name in FUNCTIONS if name != "contraction"]
+OF_ROWS = [name for name in ALL if name != "contraction"]
 
 
 @pytest.mark.parametrize("name", mostly_slow(OF_ROWS, *SOME))
 def test_a_row_is_the_same_alone(name):
-    function, _, x = FUNCTIONS[name]
+    function, _, x = ALL[name]
     run = jax.jit(invariant(function))
     whole = run(x)
     for row in (0, 3):
@@ -128,6 +163,19 @@ def test_edges(function):
     )
 
 
+def test_angles_of_any_size():
+    rng = np.random.default_rng(0)
+    near = np.float32(1e5) + rng.uniform(-9, 9, 50)  # Reduced in another way from here.
+    powers = rng.uniform(-2, 2, 400) * 2.0 ** rng.integers(0, 127, 400)
+    worst = 16367173 * 2.0**72  # Closest to a multiple of pi / 2.
+    x = np.array([*near, *powers, worst, 2**24, 2**24 - 1, 3e38, -3e38], "f")
+    run = jax.jit(invariant(lambda x: (jnp.sin(x), jnp.cos(x))))
+    for out, function in zip(run(x), (np.sin, np.cos), strict=True):
+        np.testing.assert_allclose(out, function(x.astype("d")), rtol=4e-7)
+    no_angles = np.array([np.nan, np.inf, -np.inf], "f")
+    assert np.isnan(run(no_angles)).all()
+
+
 def test_edges_of_powers():
     bases, exponents = np.meshgrid(EDGES, np.array([*EDGES, 2, 3, -3], "f"))
     with np.errstate(all="ignore"):
@@ -160,6 +208,45 @@ def test_contractions_do_not_see_zeros_anywhere():
     wide_y = jnp.full((50, 4), 7.0).at[places].set(y)
     np.testing.assert_array_equal(run(wide_x, wide_y), wanted)
     np.testing.assert_array_equal(run(x[:1], y), wanted[:1])
+
+
+def test_contractions_in_any_form_add_in_one_order():
+    x, w = normal((2, 9, 3)), normal((4, 1, 3))
+    dims = ("NWC", "WIO", "NWC")
+    conv = invariant(
+        lambda x: lax.conv_general_dilated(
+            x, w, (1,), [(3, 0)], dimension_numbers=dims, feature_group_count=3
+        )
+    )
+    step = invariant(lambda kept: jnp.einsum("bkd,kd->bd", kept, w[:, 0]))
+    np.testing.assert_array_equal(step(x[:, 4:8]), conv(x)[:, 7])
+    x, matrices = normal((7, 37)), normal((3, 37, 4))
+    ragged = invariant(lambda x, w: lax.ragged_dot(x, w, jnp.array([2, 0, 4])))
+    out, dot = ragged(x, matrices), invariant(jnp.matmul)
+    np.testing.assert_array_equal(out[2:6], dot(x[2:6], matrices[2]))
+    assert (out[6] == 0).all()
+
+
+@pytest.mark.slow
+def test_gradients_of_contractions_in_other_forms_are_theirs():
+    def loss(form, x, w):
+        return (form(x, w) ** 2).sum()
+
+    def conv(x, w):
+        dims, padding = ("NHWC", "HWIO", "NCHW"), [(1, 1), (2, -1)]
+        return lax.conv_general_dilated(x, w, (2, 1), padding, (1, 2), (1, 1), dims)
+
+    def ragged(x, w):
+        return lax.ragged_dot(x, w, jnp.array([2, 0, 4]))
+
+    for form, *shapes in (
+        (conv, (2, 5, 6, 3), (3, 3, 3, 4)),
+        (ragged, (7, 37), (3, 37, 4)),
+    ):
+        of = jax.grad(functools.partial(loss, form), (0, 1))
+        x, w = map(normal, shapes)
+        for one, other in zip(jax.jit(invariant(of))(x, w), of(x, w), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_a_product_beside_a_sum_changes_nothing():
@@ -266,20 +353,8 @@ def test_ties_are_chosen_by_place():
 
 
 REFUSED = {
-    "conv_general_dilated": lambda x: lax.conv(
-        x[None, None], x[None, None], (1, 1), "SAME"
-    ),
     "cumprod": lambda x: jnp.cumprod(x, 1),
     "digamma": jax.scipy.special.digamma,
-    "ragged_dot_general.*: quantize it by a rule": lambda x: lax.ragged_dot(
-        x, x.T[None], jnp.array([5])
-    ),
-    "psum.*: gather the values by jax.lax.all_gather": jax.shard_map(
-        lambda x: lax.psum(x, "data"),
-        mesh=jax.sharding.Mesh(jax.devices()[:1], ("data",)),
-        in_specs=jax.P("data"),
-        out_specs=jax.P(),
-    ),
     "condition of a while loop": lambda x: lax.while_loop(
         lambda y: jnp.exp(y).sum() < 10, lambda y: y + 1, x
     ),
