@@ -81,7 +81,7 @@ def _box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
     return dataclasses.replace(
         qtensor,
         qvalue=box.replace_boxed(qtensor.qvalue),
-        scale=boxed(qtensor.scale),
+        scale=jax.tree.map(boxed, qtensor.scale),  # Of several arrays: double scales.
         zero_point=boxed(qtensor.zero_point),
         sums=boxed(qtensor.sums),
     )

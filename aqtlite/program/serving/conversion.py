@@ -31,7 +31,7 @@ from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.program.serving.weights import Weight
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import gptq
+from aqtlite.quantization import double_scales, gptq
 
 
 def check_call(
@@ -343,5 +343,6 @@ class WeightFreezer:
 def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:
     """Returns the sums of squares of an array and of its quantization error."""
     x = x.astype(jnp.float32)
-    noise = x - dataclasses.replace(qtensor, dtype=jnp.dtype("float32")).dequant()
+    served = double_scales.decoded(qtensor)
+    noise = x - dataclasses.replace(served, dtype=jnp.dtype("float32")).dequant()
     return jnp.sum(x * x), jnp.sum(noise * noise)
