@@ -152,7 +152,10 @@ def __getattr__(name: str) -> Any:
     """
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = pkgutil.resolve_name(f"{__name__}.{_PLACES[name]}")
+    # Without a colon, a module that lacks a package would be looked up here again.
+    place = f"{__name__}.{_PLACES[name]}"
+    place = place if ":" in place else f"{place}:"
+    globals()[name] = value = pkgutil.resolve_name(place)
     return value
 
 

@@ -7,6 +7,7 @@ how each weight was quantized. Read `convert` first.
 
 from aqtlite.checkpoint.convert import convert_checkpoint
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.filling import fill
 from aqtlite.checkpoint.load import load_serving, summarize
 from aqtlite.checkpoint.name_map import (
     Move,
@@ -18,6 +19,7 @@ from aqtlite.checkpoint.name_map import (
 from aqtlite.checkpoint.peft import load_peft, peft_config, save_peft
 from aqtlite.checkpoint.read_quantized import QuantizedCheckpoint, load_quantized
 from aqtlite.checkpoint.report import Report
+from aqtlite.checkpoint.weight_config import config_of
 from aqtlite.checkpoint.write_quantized import save_quantized
 
 __all__ = [
@@ -26,7 +28,9 @@ __all__ = [
     "MovedWeights",
     "QuantizedCheckpoint",
     "Report",
+    "config_of",
     "convert_checkpoint",
+    "fill",
     "load_peft",
     "load_quantized",
     "load_serving",

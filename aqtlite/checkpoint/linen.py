@@ -12,7 +12,7 @@ from flax import linen as nn
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.manifest import LINEN, Manifest, info_of
-from aqtlite.checkpoint.names import path_name
+from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.checkpoint.variables import (
     PARAMS,
     Variables,
@@ -25,13 +25,14 @@ from aqtlite.checkpoint.variables import (
 )
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
+from aqtlite.flax.linen.adapters import without_adapters
 from aqtlite.flax.linen.calibrate import calibrate_in_float
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, with_zeros
 from aqtlite.program.serving.planning import Plan
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.state_collections import ADAPTER, STATISTICS
 
 
 class LinenVariables(Variables):
@@ -50,8 +51,8 @@ class LinenVariables(Variables):
         return repr(self.model)
 
     def match(self, source: Reader) -> tuple[dict[str, Any], dict[str, str]]:
-        template = self.initial()
         arrays = source.arrays
+        template = _with_adapters_of(arrays, self.initial())
         if any(name.startswith(f"{COLLECTION}/") for name in arrays):
             raise CheckpointError(
                 f"the source holds frozen weights already (collection '{COLLECTION}'); "
@@ -108,7 +109,8 @@ class LinenVariables(Variables):
         dtypes = manifest.source_dtypes()
         # Statistics that only the conversion reads are not stored.
         collections = {path.split("/")[0] for path in manifest.nodes} | {STATISTICS}
-        kept = {k: value for k, value in self.initial().items() if k in collections}
+        initial = _with_adapters_of(manifest.arrays, self.initial())
+        kept = {k: value for k, value in initial.items() if k in collections}
         return jax.tree.map_with_path(
             lambda key, leaf: jax.ShapeDtypeStruct(
                 leaf.shape, dtypes.get(path_name(key), leaf.dtype)
@@ -154,8 +156,10 @@ class LinenVariables(Variables):
             ) from error
 
     def params(self, plan: Plan, names: Collection[str]) -> list[str]:
-        del plan
-        return [name for name in names if name.startswith(f"{PARAMS}/")]
+        in_tree = [name for name in names if name.startswith(f"{PARAMS}/")]
+        numbers = (one.number for one in plan.model.parameters)
+        by_number = dict(zip(numbers, in_tree, strict=True))
+        return [by_number[number] for number in sorted(by_number)]
 
     def buffer(self, buffer: Buffer) -> str:
         return path_name(buffer.key_path)
@@ -198,6 +202,18 @@ class LinenVariables(Variables):
             return read(path_name(key_path))
 
         return jax.tree.map_with_path(value, template, is_leaf=is_placeholder)
+
+
+def _with_adapters_of(
+    names: Iterable[str], variables: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns variables without adapters, unless there are arrays of some.
+
+    A base without adapters is converted, and adapters are made beside it.
+    """
+    if any(ADAPTER in steps_of(name)[:-1] for name in names):
+        return variables
+    return {**variables, PARAMS: without_adapters(variables[PARAMS])}
 
 
 def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:

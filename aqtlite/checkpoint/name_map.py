@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.names import path_name, steps_of
+from aqtlite.checkpoint.filling import names_of
 from aqtlite.checkpoint.read_quantized import QuantizedCheckpoint
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
@@ -203,7 +203,9 @@ def move_weights(
             )
     infos = {name: plan.info(known, name) for name, plan in plans.items()}
     if variables is not None:
-        _check_complete(infos, _variables(variables))
+        names = names_of(variables).values()
+        shapes = (x.shape for x in jax.tree.leaves(variables))
+        _check_complete(infos, dict(zip(names, shapes, strict=True)))
     reads = {name: plan.reader(weights) for name, plan in plans.items()}
     integers = _quantized(weights)
     moved = (
@@ -394,8 +396,3 @@ def _quantized(weights: Mapping[str, _Weight]) -> set[str]:
     if isinstance(weights, QuantizedCheckpoint):
         return {name for name, one in weights.weights.items() if one.is_quantized}
     return {name for name, one in weights.items() if isinstance(one, QTensor)}
-
-
-def _variables(variables: Any) -> Mapping[str, tuple[int, ...]]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(variables)
-    return {"/".join(steps_of(path_name(path))): x.shape for path, x in leaves}

@@ -40,7 +40,7 @@ from aqtlite.program.convert import FrozenParameter
 from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.planning import Plan
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.state_collections import ADAPTER, STATISTICS
 
 MODEL = "model"
 """First step of the names of the model's own variables. The collections of
@@ -73,6 +73,7 @@ class NnxVariables(Variables):
 
     def match(self, source: Reader) -> tuple[QuantizedModel, dict[str, str]]:
         steps = {step for name in source.arrays for step in steps_of(name)[:2]}
+        self._keep_adapters_of(source.arrays)
         if not steps.isdisjoint(ATTRIBUTES.values()):
             self._add_states()
         leaves = _leaves(self.model)
@@ -117,6 +118,7 @@ class NnxVariables(Variables):
             )
         # Also where only the conversion reads them, so that they are not stored.
         self._add_states()
+        self._keep_adapters_of(manifest.arrays)
         return _as_shapes(self.model, manifest.source_dtypes())
 
     def statistics(self, template: QuantizedModel) -> dict[str, Any]:
@@ -153,6 +155,15 @@ class NnxVariables(Variables):
         initial = nnx.eval_shape(with_states, self.model, inputs)
         if _has_states(initial):
             self.model = initial
+
+    def _keep_adapters_of(self, names: Iterable[str]) -> None:
+        """Leaves out the adapters of the model, unless there are arrays of some.
+
+        A base without adapters is converted, and adapters are made beside it.
+        """
+        if not any(ADAPTER in steps_of(name)[:-1] for name in names):
+            self.model = nnx.clone(self.model, variables=False)
+            self.model.aqt.remove_adapters()
 
     def _check_traces(self, template: QuantizedModel) -> None:
         """Raises CheckpointError if the model itself raises with the sample inputs."""

@@ -254,7 +254,7 @@ def _place_of(
     """
     steps = steps_of(path_name(key_path))
     at = steps.index(ADAPTER) if ADAPTER in steps[:-1] else 0
-    name = steps[-1]
+    name = steps[at + 1]  # A box of sharding metadata may follow.
     if not at or name not in _NAMES:
         raise CheckpointError(f"{'/'.join(steps)} is no parameter of an adapter")
     above = steps[: at - 1] if steps[at - 1].startswith("aqt_") else steps[:at]

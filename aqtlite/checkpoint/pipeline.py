@@ -5,16 +5,17 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 
+import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint import staging as staging_lib
 from aqtlite.checkpoint.arrays import LazyArray, checksum, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.integers import handed_over
 from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Stored
 from aqtlite.checkpoint.progress import OnBytes
+from aqtlite.program.serving.integers import handed_over
 
 
 def work(job: Job, source: Reader) -> int:
@@ -86,8 +87,11 @@ def _make(
     made = task.make(*inputs)
     if len(task.inputs) == 1 and task.inputs[0] in source.quantized:
         integers = source.integers(task.inputs[0])
-        if integers is not None:
-            made = handed_over(made, integers, task.prepared) or made
+        given = None
+        if integers is not None and made.damping is None:
+            given = handed_over(made.qtensor, [integers], task.prepared)
+        if given is not None:
+            made = made._replace(qtensor=given, noise=jnp.zeros_like(made.noise))
     arrays = {}
     for field, name in task.fields.items():
         owner = made if field == "identity" else made.qtensor

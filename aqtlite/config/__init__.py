@@ -21,6 +21,7 @@ from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.double_scales import DoubleScales
 from aqtlite.config.lora import Lora
 from aqtlite.config.of_activations import for_activations, for_values
 from aqtlite.config.optimizer_states import OptimizerStates
@@ -49,6 +50,7 @@ __all__ = [
     "Blocks",
     "DotGeneral",
     "DotGeneralRaw",
+    "DoubleScales",
     "Gptq",
     "Hadamard",
     "LocalAqt",

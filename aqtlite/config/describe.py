@@ -132,6 +132,8 @@ def _cells(
         grid += f", {tensor.sparsity} sparse"
     calibration = _calibration(tensor.calibration)
     scale = _scale(contraction, tensor, default)
+    if tensor.double_scales is not None:
+        scale += ", in 8 bits when frozen"
     return grid, calibration, scale, _rounding(tensor, is_forward)
 
 

@@ -232,6 +232,13 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     def _check_weights(self) -> None:
         """Checks what is for weights alone."""
         for path in ("fwd.lhs", *_BACKWARD, "out"):
+            if _at(self, path).double_scales is not None:
+                raise ValueError(
+                    f"{path}.double_scales={_at(self, path).double_scales!r} would "
+                    "have no effect: only scales of frozen weights, which are fwd.rhs, "
+                    "are held in 8 bits. Set fwd.rhs.double_scales, and leave "
+                    f"{path}.double_scales None"
+                )
             if _at(self, path).sparsity is not None:
                 raise ValueError(
                     f"{path}.sparsity={_at(self, path).sparsity!r}: only weights, "

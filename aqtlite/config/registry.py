@@ -6,6 +6,7 @@ from typing import TypeVar
 from aqtlite import calibration, noise, numerics
 from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.double_scales import DoubleScales
 from aqtlite.config.lora import Lora
 from aqtlite.config.optimizer_states import OptimizerStates
 from aqtlite.config.rotation import Hadamard
@@ -21,6 +22,7 @@ _PARTS = (
     Blocks,
     DotGeneral,
     DotGeneralRaw,
+    DoubleScales,
     Gptq,
     Hadamard,
     LocalAqt,

@@ -15,6 +15,7 @@ from aqtlite import numerics as grids
 from aqtlite.calibration import scale_grids
 from aqtlite.config import representation, tensor_checks
 from aqtlite.config.blocks import Blocks
+from aqtlite.config.double_scales import DoubleScales
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.sparsity import NofM
 
@@ -113,6 +114,10 @@ class Tensor(representation.CompactRepr):
 
     rounding: Gptq | None = None
     """Rounding of weights at conversion, in `fwd.rhs`. None: as in training."""
+
+    double_scales: DoubleScales | None = None
+    """How a conversion holds the scales of weights in 8 bits, only in `fwd.rhs`. None:
+    in float32."""
 
     sparsity: NofM | None = None
     """Weights set to zero before calibration, only in `fwd.rhs`. None: none."""

@@ -13,6 +13,7 @@ from aqtlite import noise as noises
 from aqtlite import numerics as grids
 from aqtlite.config import scale_dtypes
 from aqtlite.config.blocks import Blocks
+from aqtlite.config.double_scales import DoubleScales
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.sparsity import NofM
 from aqtlite.numerics import fields
@@ -31,6 +32,9 @@ _TYPES = {
         noises.Noise, "an aqtlite.noise.Noise such as CounterHash()"
     ),
     "blocks": fields.instance(Blocks | None, "a config.Blocks or None"),
+    "double_scales": fields.instance(
+        DoubleScales | None, "a config.DoubleScales or None"
+    ),
     "rounding": fields.instance(Gptq | None, "a config.Gptq or None"),
     "sparsity": fields.instance(NofM | None, "a config.NofM or None"),
     **dict.fromkeys(_FLAGS, fields.flag),
@@ -96,6 +100,7 @@ def _check_nothing_to_quantize(tensor: "Tensor") -> None:
         "po2_scale": tensor.po2_scale,
         "use_fake_quant": tensor.use_fake_quant,
         "find_nan": tensor.find_nan,
+        "double_scales": tensor.double_scales is not None,
         "rounding": tensor.rounding is not None,
         "sparsity": tensor.sparsity is not None,
     }

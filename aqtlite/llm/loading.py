@@ -12,11 +12,12 @@ import numpy as np
 from flax import nnx
 
 import aqtlite
-from aqtlite import config, numerics
+from aqtlite import config
 from aqtlite.checkpoint import (
     CheckpointError,
     Move,
     QuantizedCheckpoint,
+    config_of,
     load_quantized,
     move_weights,
 )
@@ -158,7 +159,7 @@ def _put(
     is_contracted = name != "positions" and (name != "tokens" or of_decoder.tied)
     if isinstance(value, QTensor) and _stays(value, name):
         base = config.weight_only() if cfg is None else cfg
-        own = config.update(base, {"fwd.rhs": tensor_config_of(value)})
+        own = config.update(base, {"fwd.rhs": config_of(value, axes=1)})
         arrays = jax.tree.map(jnp.asarray, value)
         matrix.set_quantized(arrays.astype(dtype), own)
         return "kept"
@@ -196,25 +197,6 @@ def _variable(model: nnx.Module, name: str) -> nnx.Variable:
         node = node[int(step)] if step.isdecimal() else getattr(node, step)
     variable: nnx.Variable = node
     return variable
-
-
-def tensor_config_of(q: QTensor) -> config.Tensor:
-    """The config that would have made a matrix, by its grid and blocks.
-
-    Args:
-        q: a matrix that is contracted along its last axis.
-    """
-    grid = q.numerics
-    if grid is None:
-        bits = {"int4": 4, "int8": 8}[q.qvalue.dtype.name]
-        grid = numerics.IntSymmetric(bits=bits)
-    rows, columns = q.blocks
-    if columns == q.shape[1]:
-        if rows == q.shape[0] > 1:
-            return config.Tensor(numerics=grid, calib_shared_axes="per_tensor")
-        return config.Tensor(numerics=grid)
-    blocks = config.Blocks(size=columns, remaining_size=rows)
-    return config.Tensor(numerics=grid, blocks=blocks)
 
 
 def check_config(cfg: config.DotGeneral) -> None:

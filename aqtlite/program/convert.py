@@ -12,8 +12,14 @@ from aqtlite.program import served
 from aqtlite.program.calibration_state import State
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
-from aqtlite.program.serving import conversion, guards, planning, statistics_uses
-from aqtlite.program.serving.framework import Model
+from aqtlite.program.serving import (
+    conversion,
+    given,
+    guards,
+    planning,
+    statistics_uses,
+)
+from aqtlite.program.serving.framework import KeyPath, Model
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.model import (
     Buffer,
@@ -27,6 +33,7 @@ from aqtlite.program.serving.model import (
 )
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, marker_of
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.stored_statistics import restored_statistics
@@ -62,7 +69,9 @@ def convert_function(
 
     Args:
         fn_q: the quantized function, with its parameters as the first argument.
-        params: its parameters, or their shapes (`jax.ShapeDtypeStruct`).
+        params: its parameters, or their shapes (`jax.ShapeDtypeStruct`). One may be a
+            `QTensor`, whose integers are kept where the config has its grid and blocks
+            and the function only moves it; else it is decoded and rounded again.
         *args: its other arguments, or their shapes.
         state: state of the calibrations, if they have one.
         strict: raise if a weight stays in float.
@@ -96,6 +105,7 @@ def convert_function(
             f"the function was quantized with params={fn_q.params!r}, and convert_"
             "function freezes its first argument: quantize it with params=0"
         )
+    params, quantized_params = given.split(params)
     conversion.check_call(
         fn_q.function,
         (params, *args),
@@ -126,7 +136,7 @@ def convert_function(
             f"params={fn_q.params!r} are parameters; what a function closes over is a "
             "constant: make it a part of the first argument"
         )
-    model = FunctionModel([program], params, state or {})
+    model = FunctionModel([program], params, state or {}, quantized_params)
     plan = planning.plan(model)
     serving = conversion.convert(plan, strict=strict, report=report)
     return ServingFunction(fn_q), model.fix_scales(serving)
@@ -215,13 +225,21 @@ _QUANTIZED_ELSEWHERE = (
 class FunctionModel(Model):
     """Traced calls of quantized functions with shared parameters."""
 
-    def __init__(self, programs: Sequence[Program], params: Any, state: State):
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        params: Any,
+        state: State,
+        quantized: Mapping[KeyPath, QTensor] | None = None,
+    ):
         """Takes the traced calls that will be served.
 
         Args:
             programs: the calls.
             params: their parameters, or the parameters' shapes.
             state: state of the calibrations; empty if there is none.
+            quantized: parameters that are quantized already, by path, whose shapes
+                are in `params`.
 
         Raises:
             ValueError: if statistics have seen no batch.
@@ -233,7 +251,7 @@ class FunctionModel(Model):
             "call what is quantized with some batches first, and convert with the "
             "state that is left",
         )
-        super().__init__(params, self._state, len(programs))
+        super().__init__(params, self._state, len(programs), given=quantized)
 
     def discover(self, call: int) -> Discovery:
         program = dataclasses.replace(self._programs[call], state=self._state)
@@ -279,7 +297,8 @@ class FunctionModel(Model):
 
     def with_placeholders(self, frozen: Mapping[Parameter, Placeholder]) -> Any:
         """Returns the parameters, with a `FrozenParameter` for each frozen one."""
-        leaves, treedef = jax.tree.flatten(self._params)
+        params = self.left_in_float(self._params, frozen)
+        leaves, treedef = jax.tree.flatten(params)
         for parameter, one in frozen.items():
             leaves[parameter.number] = FrozenParameter(
                 one.shape,

@@ -32,6 +32,7 @@ _KEY = "key"
 """Name of the data of a key for dropout, beside the parameters of a call."""
 
 Shape = tuple[int, ...]
+WeightAxes = tuple[int | None, ...]
 
 
 def check(one: "PlannedContraction", obstacle: str | None) -> None:
@@ -58,26 +59,54 @@ def check(one: "PlannedContraction", obstacle: str | None) -> None:
         )
 
 
+def axes(one: "PlannedContraction") -> tuple[WeightAxes, WeightAxes]:
+    """Returns the axes of the weight that `lora_a` and `lora_b` have; None: the rank.
+
+    For one step of the scans around.
+    """
+    operation, _, weight = one.types()
+    if one.op == "ragged_dot":
+        return (0, 1, None), (0, None, 2)
+    if not isinstance(operation, DotGeneral):
+        features = _conv_spec(one).rhs_spec[0]
+        kernel = (None if i == features else i for i in range(weight.ndim))
+        return tuple(kernel), (None, features)
+    (_, contracting), (_, batch) = operation.dims
+    remaining = operation.axes("rhs").remaining
+    return (*batch, *contracting, None), (*batch, None, *remaining)
+
+
 def shapes(one: "PlannedContraction") -> tuple[Shape, Shape]:
     """Returns the shapes of `lora_a` and `lora_b`, for one step of the scans around."""
     assert one.adapter is not None
-    operation, _, weight = one.types()
+    _, _, weight = one.types()
     rank = one.adapter.rank
-    if one.op == "ragged_dot":
-        groups, inputs, outputs = weight.shape
-        return (groups, inputs, rank), (groups, rank, outputs)
-    if not isinstance(operation, DotGeneral):
-        features = _conv_spec(one).rhs_spec[0]
-        kernel = list(weight.shape)
-        outputs, kernel[features] = kernel[features], rank
-        return tuple(kernel), (rank, outputs)
-    (_, contracting), (_, batch) = operation.dims
-    remaining = operation.axes("rhs").remaining
-    sizes = [
-        tuple(weight.shape[axis] for axis in axes)
-        for axes in (batch, contracting, remaining)
-    ]
-    return (*sizes[0], *sizes[1], rank), (*sizes[0], rank, *sizes[2])
+    a, b = (
+        tuple(rank if axis is None else weight.shape[axis] for axis in of_one)
+        for of_one in axes(one)
+    )
+    return a, b
+
+
+def names(
+    one: "PlannedContraction", of_weight: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns the names of the axes of `lora_a` and `lora_b`: the weight's, but none
+    of the rank.
+
+    Args:
+        one: the contraction.
+        of_weight: names of the weight's axes, after those of the scans around with a
+            weight for each step.
+    """
+    _, _, weight = one.types()
+    count, steps = len(of_weight) - weight.ndim, len(_steps(one))
+    leading = of_weight[:count] if count == steps else (None,) * steps
+    a, b = (
+        (*leading, *(None if axis is None else of_weight[count + axis] for axis in of))
+        for of in axes(one)
+    )
+    return a, b
 
 
 def init(one: "PlannedContraction") -> dict[str, jax.Array]:

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.jaxpr import rewriting, slicing, tracing
+from aqtlite.jaxpr import axes, rewriting, slicing, tracing
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.program import low_rank, served
 from aqtlite.program import steps as steps_lib
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.served import Entries
+from aqtlite.program.serving.model import ParameterAxis
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes import sharding
@@ -156,6 +157,38 @@ def _function_of(
     inputs = [sharding.shape_of(aval) for aval in program.traced.jaxpr.in_avals]
     traced = tracing.trace(run, (inputs,))
     return slicing.slice_outputs(traced.jaxpr, traced.outputs)
+
+
+def axes_of_weights(
+    program: Program,
+) -> dict[Location, Sequence[ParameterAxis | None]]:
+    """Returns the axes of parameters that are those of weights with adapters.
+
+    Args:
+        program: the call.
+
+    Returns:
+        For each contraction with an adapter, one for each axis of its weight, after
+        those of the scans around with a weight for each step.
+    """
+    weights = {
+        one.site.location: _Weight(one, None, steps_lib.weights_per_step(one))
+        for one in program.plan.replaced()
+        if one.adapter is not None
+    }
+    part = _function_of(program, weights)
+    read = [program.parameters.get(i) for i in part.inputs]
+
+    def named(axis: axes.Axis | None) -> ParameterAxis | None:
+        parameter = None if axis is None else read[axis.input]
+        if axis is None or parameter is None:
+            return None
+        return ParameterAxis(parameter, axis.axis)
+
+    found: dict[Location, Sequence[ParameterAxis | None]] = part.unflatten(
+        [tuple(map(named, one)) for one in axes.output_axes(part.jaxpr)]
+    )
+    return found
 
 
 def _update(program: Program, weight: _Weight, shape: tuple[int, ...]) -> jax.Array:

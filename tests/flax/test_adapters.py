@@ -127,15 +127,33 @@ def test_dropout_takes_the_rng_of_that_name(base, adapters):
     assert jnp.any(one != other) and jnp.any(one != APPLY(variables, X))
 
 
-def test_partitioned_kernels():
-    dense = nn.Dense(
-        4, kernel_init=nn.with_partitioning(nn.initializers.ones, ("a", "b"))
-    )
-    model = quantize_model(dense, [Rule(cfg=None, adapter=config.Lora(2, 4))])
-    x = X[0]
-    variables = model.init(jax.random.key(0), x)
-    merged = merge_adapters(model, variables, x)
-    assert merged["params"]["kernel"].names == ("a", "b")
+class Partitioned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        init = nn.with_partitioning(nn.initializers.ones, ("a", "b"))
+        layer = nn.scan(
+            lambda module, x, _: (module(x), None),
+            variable_axes={"params": 0, "aqt": 0},
+            split_rngs={"params": True},
+            length=2,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )
+        return layer(nn.Dense(16, kernel_init=init, name="dense"), x, None)[0]
+
+
+def test_adapters_have_the_names_of_the_axes_of_their_kernels():
+    rule = Rule(cfg=config.weight_only(8), adapter=config.Lora(2, 4))
+    model, x = quantize_model(Partitioned(), [rule]), X[0]
+    shapes = jax.eval_shape(Partitioned().init, jax.random.key(0), x)
+    variables = jax.tree.map(lambda leaf: normal(leaf.shape), shapes)
+    base = convert(model, variables, x)
+    wanted = {"lora_a": ("layers", "a", None), "lora_b": ("layers", None, "b")}
+    for one in (variables, base):
+        adapters = model.init_adapters(one, x)
+        ((entry,),) = (layer.values() for layer in adapters.values())
+        assert {k: box.names for k, box in entry["adapter"].items()} == wanted
+    merged = merge_adapters(model, with_adapters(variables, adapters), x)
+    assert merged["params"]["dense"]["kernel"].names == ("layers", "a", "b")
 
 
 def test_errors(base):

@@ -12,7 +12,6 @@ from flax import nnx
 from aqtlite import checkpoint, config, llm
 from aqtlite.checkpoint import CheckpointError
 from aqtlite.llm.layers import Weight
-from aqtlite.llm.loading import tensor_config_of
 from aqtlite.qtensor.qtensor import QTensor
 from tests.common import normal
 from tests.llm.support import (
@@ -95,7 +94,9 @@ def test_a_preset_rounds_matrices_and_the_tied_table():
 def test_grids_and_blocks_of_files_are_contracted(case):
     folder = FOLDER.parent.parent / "checkpoint" / "formats_written_by_others" / case
     q = checkpoint.load_quantized(folder)["model.layers.0.mlp.up_proj.weight"]
-    cfg = config.update(config.weight_only(), {"fwd.rhs": tensor_config_of(q)})
+    cfg = config.update(
+        config.weight_only(), {"fwd.rhs": checkpoint.config_of(q, axes=1)}
+    )
     weight = Weight(*q.shape, dtype=jnp.float32, rngs=nnx.Rngs(0))
     weight.set_quantized(jax.tree.map(jnp.asarray, q), cfg)
     x = normal((2, q.shape[1]))

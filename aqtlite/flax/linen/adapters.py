@@ -56,6 +56,20 @@ def with_adapters(
     return {**variables, PARAMETERS: params}
 
 
+def without_adapters(params: Any) -> Any:
+    """Returns parameters without those of adapters."""
+    if not isinstance(params, Mapping):
+        return params
+    kept = {}
+    for name, child in params.items():
+        if name.startswith("aqt_") and isinstance(child, Mapping):
+            child = {field: x for field, x in child.items() if field != ADAPTER}
+            if not child:
+                continue
+        kept[name] = without_adapters(child)
+    return kept
+
+
 def _adapters_in(node: Any) -> dict[str, Any]:
     found = {}
     for name, child in node.items():

@@ -43,7 +43,10 @@ def convert(
     Args:
         model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, or the result
             of `quantize_model`.
-        variables: its trained variables, or their shapes (`jax.ShapeDtypeStruct`).
+        variables: its trained variables, or their shapes (`jax.ShapeDtypeStruct`). A
+            parameter may be a `QTensor` (`aqtlite.checkpoint.fill`), whose integers are
+            kept where the config has its grid and blocks and the model only moves it;
+            else it is decoded and rounded again.
         *args: the arguments of ``model.apply(variables, *args, **kwargs)`` in serving;
             arrays may be given as shapes.
         calls: in place of `args` and `kwargs`, several calls to serve, such as prefill

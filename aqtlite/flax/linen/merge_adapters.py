@@ -7,11 +7,12 @@ import jax
 from flax import linen as nn
 
 from aqtlite.flax.linen import given_variables
+from aqtlite.flax.linen.adapters import without_adapters
 from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.program.merging import MergeReport
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.placeholder import is_placeholder
-from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS
+from aqtlite.quantization.state_collections import PARAMETERS
 
 
 def merge_adapters(
@@ -61,17 +62,4 @@ def merge_adapters(
         merged, params, is_leaf=lambda x: boxes(x) or is_placeholder(x)
     )
     others = {k: v for k, v in variables.items() if k not in (COLLECTION, PARAMETERS)}
-    return {**others, PARAMETERS: _without_adapters(params)}
-
-
-def _without_adapters(node: Any) -> Any:
-    if not isinstance(node, Mapping):
-        return node
-    kept = {}
-    for name, child in node.items():
-        if name.startswith("aqt_") and isinstance(child, Mapping):
-            child = {field: x for field, x in child.items() if field != ADAPTER}
-            if not child:
-                continue
-        kept[name] = _without_adapters(child)
-    return kept
+    return {**others, PARAMETERS: without_adapters(params)}

@@ -43,14 +43,14 @@ def boxed(stored: StoredWeight, boxes: Boxes) -> StoredWeight:
         boxes: boxes of the parameters.
     """
     side = stored.record.operand.side
-    box = _box(stored.axes(), boxes)
+    box = box_of(stored.axes(), boxes)
     if box is None:
         return stored
     qtensor = _box_qtensor(stored.values[side], box)
     return dataclasses.replace(stored, values={**stored.values, side: qtensor})
 
 
-def _box(axes: Sequence[ParameterAxis | None], boxes: Boxes) -> Any:
+def box_of(axes: Sequence[ParameterAxis | None], boxes: Boxes) -> Any:
     """Returns a box with the names of the axes; None if no axis has a name."""
     template = None
     names: list[Any] = []
@@ -81,7 +81,7 @@ def _box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
     return dataclasses.replace(
         qtensor,
         qvalue=box.replace_boxed(qtensor.qvalue),
-        scale=boxed(qtensor.scale),
+        scale=jax.tree.map(boxed, qtensor.scale),  # Of several arrays: double scales.
         zero_point=boxed(qtensor.zero_point),
         sums=boxed(qtensor.sums),
     )

@@ -10,7 +10,7 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import cache, given_variables, statistics
+from aqtlite.flax.linen import adapter_axes, cache, given_variables, statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
@@ -102,16 +102,20 @@ class TracedCall:
     def init_states(self) -> dict[str, Any]:
         """Returns the states before the first call, by collection and path."""
         states: dict[str, Any] = {}
+        boxed = adapter_axes.boxing(self.program, self.variables)
         for one, collection, entry in states_lib.init(self.program, self.values):
+            if ADAPTER in entry:
+                entry = {**entry, ADAPTER: boxed(one, entry[ADAPTER])}
             put(states, collection, self.program.place_of(one), entry)
         return states
 
     def init_adapters(self) -> dict[str, Any]:
         """Returns the initial parameters of adapters, nested by path."""
         states: dict[str, Any] = {}
+        boxed = adapter_axes.boxing(self.program, self.variables)
         for one in self.program.plan.replaced():
             if one.adapter is not None:
-                entry = {ADAPTER: low_rank.init(one)}
+                entry = {ADAPTER: boxed(one, low_rank.init(one))}
                 put(states, PARAMETERS, self.program.place_of(one), entry)
         adapters: dict[str, Any] = states.get(PARAMETERS, {})
         return adapters

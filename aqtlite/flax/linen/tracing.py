@@ -19,7 +19,7 @@ from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
 from aqtlite.program import flax_models
 from aqtlite.program.program import Program
-from aqtlite.program.serving import identity, statistics_uses
+from aqtlite.program.serving import given, identity, statistics_uses
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import COLLECTION
@@ -62,7 +62,8 @@ class LinenModel(Model):
     ):
         self._by_rules = model if isinstance(model, ModelByRules) else None
         self._module = model.model if isinstance(model, ModelByRules) else model
-        self._variables = variables
+        params, quantized = given.split(variables["params"])
+        self._variables = variables = {**variables, "params": params}
         self._calls = calls
         self._traces: dict[int, tracing.Traced] = {}
         self._programs: dict[int, Program | None] = {}
@@ -75,6 +76,7 @@ class LinenModel(Model):
             _without_params(variables),
             len(calls),
             nn.meta.is_axis_metadata,
+            quantized,
         )
 
     def discover(self, call: int) -> Discovery:
@@ -170,7 +172,7 @@ class LinenModel(Model):
         stored: Sequence[StoredWeight],
         frozen: Mapping[Parameter, Placeholder],
     ) -> dict[str, Any]:
-        params = self._variables["params"]
+        params = self.left_in_float(self._variables["params"], frozen)
         is_boxed = any(map(nn.meta.is_axis_metadata, _nodes(params)))
         boxes = partitioning.boxes_of(params, self.parameters) if is_boxed else {}
         collection: dict[str, Any] = {}

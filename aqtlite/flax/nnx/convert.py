@@ -25,7 +25,7 @@ from aqtlite.flax.nnx.quantize import M, as_quantized
 from aqtlite.jaxpr import scopes
 from aqtlite.program.convert import FunctionModel, program_of
 from aqtlite.program.program import Program
-from aqtlite.program.serving import conversion, planning
+from aqtlite.program.serving import conversion, given, planning
 from aqtlite.program.serving.frozen_record import IDENTITY, RECORD, recipe_name
 from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.program.serving.placeholder import Placeholder
@@ -75,7 +75,9 @@ def convert(
         model: result of `quantize_model`, or a model with functions of
             `aqtlite.flax.nnx` in its layers. Its variables may hold
             `jax.ShapeDtypeStruct`s, as from `nnx.eval_shape`; then those of the result
-            do, too.
+            do, too. A parameter may hold a `QTensor` (`aqtlite.checkpoint.fill`), whose
+            integers are kept where the config has its grid and blocks and the model
+            only moves it; else it is decoded and rounded again.
         *args: the arguments of a call in serving, or their shapes. Other calls that
             contract the same weights are served, too.
         calls: in place of `args` and `kwargs`, several calls to serve, such as those of
@@ -170,14 +172,14 @@ class NnxModel(FunctionModel):
 
     def __init__(self, model: QuantizedModel, calls: Sequence[PureCall]):
         self._model, self._call, state = model, calls[0], state_of(model)
-        params = self._call.params
+        params, quantized = given.split(self._call.params)
         programs = []
         for call in calls:
             _, *others = call.arguments
             function = function_of(model, call)
             programs.append(program_of(function, params, tuple(others), {}, state))
         _check_is_quantized(programs)
-        super().__init__(programs, params, state)
+        super().__init__(programs, params, state, quantized)
 
     def serving(
         self,

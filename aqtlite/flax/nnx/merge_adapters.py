@@ -14,7 +14,6 @@ from aqtlite.program.convert import frozen_by_module
 from aqtlite.program.merge_adapters import merged_parameters
 from aqtlite.program.merging import MergeReport
 from aqtlite.program.serving import guards
-from aqtlite.quantization.state_collections import ADAPTER
 
 
 def merge_adapters(
@@ -62,11 +61,7 @@ def merge_adapters(
     call.replace_params(merged)
     rules = (dataclasses.replace(rule, adapter=None) for rule in aqt.rules)
     aqt.rules = nnx.static(tuple(rules))
-    learned = {
-        path: {field: x for field, x in entry.items() if field != ADAPTER}
-        for path, entry in aqt.learned.items()
-    }
-    aqt.learned = nnx.data({path: entry for path, entry in learned.items() if entry})
+    aqt.remove_adapters()
     aqt.frozen, aqt.samples = nnx.data({}), nnx.data({})
     aqt.recipe, aqt.rngs = nnx.data(None), nnx.data(None)
     return cast(M, copy)

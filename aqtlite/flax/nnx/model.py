@@ -12,6 +12,7 @@ from aqtlite.program.rules import Rule
 from aqtlite.program.serving.frozen_record import IDENTITY, RECORD
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.state_collections import (
+    ADAPTER,
     DROPOUT,
     OF_GRADIENTS,
     PARAMETERS,
@@ -125,6 +126,14 @@ class Quantization(nnx.Module):
         self.frozen: dict[str, dict[str, Frozen[Any]]] = nnx.data({})
         self.samples: dict[str, dict[str, Sample[Any]]] = nnx.data({})
         self.recipe: Recipe[Any] | None = nnx.data(None)
+
+    def remove_adapters(self) -> None:
+        """Removes the parameters of adapters; learned scales stay."""
+        kept = {
+            path: {field: x for field, x in entry.items() if field != ADAPTER}
+            for path, entry in self.learned.items()
+        }
+        self.learned = nnx.data({path: entry for path, entry in kept.items() if entry})
 
 
 class QuantizedModel(nnx.Module):

@@ -1,13 +1,13 @@
 """Sharding metadata of frozen weights, carried over from their parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite.program.serving.model import Parameter, StoredWeight
+from aqtlite.program.serving.model import Parameter, ParameterAxis, StoredWeight
 from aqtlite.qtensor.qtensor import QTensor
 
 _NAMES = "out_sharding"
@@ -28,21 +28,61 @@ def metadata_of(
     """
     if not any(map(_declared, variables.values())):
         return {}
-    source, names = None, []
-    for axis in stored.axes():
+    return metadata_of_names(*names_of_axes(stored.axes(), variables))
+
+
+def has_names(model: nnx.Module) -> bool:
+    """Whether a variable of a model names its axes."""
+    leaves = jax.tree.leaves(
+        nnx.state(model), is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
+    return any(_declared(one) for one in leaves if isinstance(one, nnx.Variable))
+
+
+def names_of_axes(
+    axes: Sequence[ParameterAxis | None],
+    variables: Mapping[tuple[str, ...], nnx.Variable[Any]],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the names of axes of parameters, and metadata that gives them a meaning.
+
+    Args:
+        axes: the axes; None has no name.
+        variables: the parameters, by path.
+    """
+    names: list[Any] = []
+    beside: dict[str, Any] = {}
+    for axis in axes:
         name = None
         if axis is not None and isinstance(axis.parameter, Parameter):
             variable = variables[axis.parameter.path]
             declared = _declared(variable)
             name = declared[axis.axis] if axis.axis < len(declared) else None
-            source = source if name is None else variable
+            beside = beside if name is None else _beside(variable)
         names.append(name)
-    if source is None:
+    return tuple(names), beside
+
+
+def metadata_of_names(names: tuple[Any, ...], beside: Mapping[str, Any]) -> Any:
+    """Returns the metadata of a variable whose axes have names; empty without any."""
+    if not any(names):
         return {}
-    metadata = source.get_metadata()
-    beside = {key: metadata[key] for key in _BESIDE if metadata.get(key) is not None}
     # Computed from placed parameters, or placed by load_serving: no eager sharding.
-    return {_NAMES: tuple(names), "eager_sharding": False, **beside}
+    return {_NAMES: names, "eager_sharding": False, **beside}
+
+
+def names_of_weight(
+    variable: nnx.Variable[Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As `names_of_axes`, of a frozen weight in the order of its own axes."""
+    names, q = _declared(variable), variable.get_raw_value()
+    found = tuple(names[axis] for axis in q.stored_axes) if names else ()
+    return found, _beside(variable)
+
+
+def _beside(variable: nnx.Variable[Any]) -> dict[str, Any]:
+    """Returns what defines the meaning of a variable's names."""
+    metadata = variable.get_metadata()
+    return {key: metadata[key] for key in _BESIDE if metadata.get(key) is not None}
 
 
 def _declared(variable: nnx.Variable[Any]) -> tuple[Any, ...]:

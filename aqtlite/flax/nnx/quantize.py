@@ -1,11 +1,12 @@
 """Quantizes the contractions of NNX models by rules."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import jax
 from flax import nnx
 
-from aqtlite.flax.nnx import classes, layers
+from aqtlite.flax.nnx import adapter_axes, classes, layers
 from aqtlite.flax.nnx.calls import CALL, function_of
 from aqtlite.flax.nnx.model import (
     ATTRIBUTE,
@@ -17,6 +18,7 @@ from aqtlite.flax.nnx.model import (
 )
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.program import rules as rules_lib
+from aqtlite.program.convert import program_of
 from aqtlite.program.plan import Plan
 from aqtlite.program.serving.placeholder import is_placeholder
 from aqtlite.quantization.state_collections import ADAPTER
@@ -202,26 +204,46 @@ def init_state(
         call.arguments,
         is_leaf=is_placeholder,
     )
-    state = function_of(quantized, call).init_state(*arguments)
+    function = function_of(quantized, call)
+    state = function.init_state(*arguments)
     adapters = [rule.adapter for rule in quantized.aqt.rules if rule.adapter]
     if any(one.dropout for one in adapters) and quantized.aqt.rngs is None:
         quantized.aqt.rngs = nnx.data(nnx.Rngs(dropout=adapters[0].seed))
+    metadata: Mapping[str, Any] = {}
+    if adapters:
+        params, *others = arguments
+        program = program_of(function, params, tuple(others), {}, {})
+        metadata = adapter_axes.metadata_of_adapters(quantized, call, program)
     for collection, entries in state.items():
         attribute, variable = KINDS[collection]
         before = getattr(quantized.aqt, attribute)
-        new = _variables(entries, variable)
+        new = _variables(entries, variable, metadata)
         setattr(quantized.aqt, attribute, nnx.data({**new, **before}))
 
 
 def _variables(
-    entries: dict[str, Any], variable: type[nnx.Variable[Any]]
+    entries: dict[str, Any],
+    variable: type[nnx.Variable[Any]],
+    metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns states as variables of a type, but adapters as `nnx.LoRAParam`s."""
-    return {
-        path: {
-            field: jax.tree.map(nnx.LoRAParam if field == ADAPTER else variable, state)
-            for field, state in entry.items()
+    """Returns states as variables of a type, but adapters as `nnx.LoRAParam`s.
+
+    Args:
+        entries: the states of contractions, by path.
+        variable: the type.
+        metadata: metadata of the parameters of adapters, by path and name.
+    """
+
+    def of_field(path: str, field: str, state: Any) -> Any:
+        if field != ADAPTER:
+            return jax.tree.map(variable, state)
+        of_each = metadata.get(path, {})
+        return {
+            name: nnx.LoRAParam(x, **of_each.get(name, {})) for name, x in state.items()
         }
+
+    return {
+        path: {field: of_field(path, field, state) for field, state in entry.items()}
         for path, entry in entries.items()
     }
 

@@ -17,6 +17,7 @@ from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import (
     checks,
+    double_scales,
     gptq,
     padding,
     preparation,
@@ -169,6 +170,8 @@ class Contraction:
         # Sums of floats depend on the order in which the trained model contracts them.
         if arithmetic.sums_integers(raw):
             quantized = quantized.stored_in(operand.serving_order())
+        if tensor.double_scales is not None:
+            quantized = double_scales.encoded(quantized, tensor.double_scales)
         values = stored_values.to_save(quantized.qvalue)
         return dataclasses.replace(quantized, qvalue=values), damping
 

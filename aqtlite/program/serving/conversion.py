@@ -6,7 +6,7 @@ Independent of the framework: a `Model` puts the frozen weights into its variabl
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,10 @@ import numpy as np
 from absl import logging
 
 from aqtlite.jaxpr import axes, slicing
+from aqtlite.program.serving import given as given_lib
 from aqtlite.program.serving import identity
 from aqtlite.program.serving import report as report_lib
+from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import IDENTITY
 from aqtlite.program.serving.model import (
     Buffer,
@@ -29,7 +31,7 @@ from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.program.serving.weights import Weight
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import gptq
+from aqtlite.quantization import double_scales, gptq
 
 
 def check_call(
@@ -95,7 +97,9 @@ def serving(plan: Plan) -> Any:
 def freeze(plan: Plan) -> list[StoredWeight]:
     """Quantizes all weights of a plan, with one program per traced call.
 
-    Returns shapes in place of arrays if the model's variables are shapes.
+    Weights of parameters that were given as `QTensor`s keep their integers where they
+    are only moved, and else are rounded again one at a time. Returns shapes in place of
+    arrays if the model's variables are shapes.
     """
     weights, variables = plan.weights, plan.model.values
     abstract = any(
@@ -107,13 +111,20 @@ def freeze(plan: Plan) -> list[StoredWeight]:
     values: dict[int, Any] = {}
     origins: dict[int, Callable[[], Sequence[ParameterAxis | None]]] = {}
     dampings: dict[int, Any] = {}
-    for trace, numbers in _programs_of(weights):
+    notes: dict[int, str] = {}
+    freezer = WeightFreezer()
+    given = plan.model.given
+    for trace, numbers in _programs_of(weights, given):
         # By position: equal weights have equal programs, down to the names of results.
         outputs = [weights[i].outputs for i in numbers]
         of_rounding = [weights[i].made.damping for i in numbers]
         part = slicing.slice_outputs(trace.jaxpr, (outputs, of_rounding))
         inputs = [trace.inputs[i] for i in part.inputs]
-        made, damping = run(part, *(variables[one] for one in inputs))
+        if given.keys().isdisjoint(inputs):
+            made, damping = run(part, *(variables[one] for one in inputs))
+        else:
+            (i,) = numbers
+            made, damping, notes[i] = _of_given(freezer, weights[i], part, plan.model)
         values.update(zip(numbers, made, strict=True))
         dampings.update(zip(numbers, damping, strict=True))
         origin = functools.cache(functools.partial(_origins, part, inputs))
@@ -122,7 +133,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
     for i, weight in enumerate(weights):
         _warn_of_rounding(weight, dampings[i])
         if weight.compared:
-            stay = [variables[one] for one in weight.compared]
+            stay = [plan.model.float_value(one) for one in weight.compared]
             sample = run(lambda *stay: identity.sample_parameters(stay), *stay)
             values[i][IDENTITY] = sample
     return [
@@ -132,23 +143,64 @@ def freeze(plan: Plan) -> list[StoredWeight]:
             weight.record,
             values[i],
             origins[i],
-            _rounding_of(weight, dampings[i]),
+            ", ".join(filter(None, (notes.get(i), _rounding_of(weight, dampings[i])))),
         )
         for i, weight in enumerate(weights)
     ]
 
 
-def _programs_of(weights: Sequence[Weight]) -> list[tuple[CallTrace, list[int]]]:
+def _of_given(
+    freezer: "WeightFreezer", weight: Weight, part: slicing.Slice, model: Model
+) -> tuple[Any, Any, str]:
+    """Freezes a weight of parameters that were given as `QTensor`s.
+
+    Args:
+        freezer: what prepares weights.
+        weight: the weight.
+        part: the program that quantizes it and no other.
+        model: the model.
+
+    Returns:
+        As `part`: the arrays to store and the damping, in lists; and what became of the
+        integers.
+    """
+    side = weight.record.operand.side
+    wanted, _ = jax.eval_shape(part, *part.jaxpr.in_avals)
+    prepared = functools.partial(freezer.prepared, weight)
+    kept = given_lib.kept(weight, model.given, wanted[0][side], prepared)
+    if kept is not None:
+        return [{side: kept}], [None], given_lib.KEPT
+    inputs = [weight.trace.inputs[i] for i in part.inputs]
+    made, damping = jax.jit(part)(*map(model.float_value, inputs))
+    logging.warning(
+        "%s was given quantized (%s), and its integers are rounded again: the config "
+        "makes %s of it, or the model does more with it than move it",
+        " and ".join(map(str, weight.parameters)),
+        ", ".join(repr(model.given[x]) for x in inputs if x in model.given),
+        wanted[0][side],
+    )
+    return made, damping, given_lib.ROUNDED_AGAIN
+
+
+def _programs_of(
+    weights: Sequence[Weight], given: Container[Any]
+) -> list[tuple[CallTrace, list[int]]]:
     """Returns the programs that make weights: their traces, and indices of weights.
 
-    A weight with a rounding of its own is made by a program of its own: its arrays are
-    gone before the next, and equal layers share one compiled program.
+    A weight with a rounding of its own, or that is given, is made by a program of its
+    own: its arrays are gone before the next, and equal layers share one compiled
+    program.
+
+    Args:
+        weights: the weights.
+        given: the parameters that were given as `QTensor`s.
     """
     together: dict[int, tuple[CallTrace, list[int]]] = {}
     alone = []
     for i, weight in enumerate(weights):
         trace = weight.trace
-        if weight.made.damping is not None:
+        is_given = any(one in given for one in weight.inputs)
+        if is_given or weight.made.damping is not None:
             alone.append((trace, [i]))
         else:
             together.setdefault(id(trace), (trace, []))[1].append(i)
@@ -248,13 +300,19 @@ class WeightFreezer:
         self._run = _Programs()
 
     def prepared(self, weight: Weight, *params: Any) -> jax.Array:
-        """The array that is quantized, from the values of the weight's `inputs`."""
+        """The array that is quantized, from the values of the weight's `inputs`.
+
+        The values are cast to the dtypes of the inputs.
+        """
         part = slicing.slice_outputs(weight.trace.jaxpr, (weight.made.prepared,))
         read = weight.trace.inputs
         places = [weight.inputs.index(read[i]) for i in part.inputs]
 
+        dtypes = [aval.dtype for aval in part.jaxpr.in_avals]
+
         def run(*values: jax.Array) -> jax.Array:
-            (array,) = part(*(values[place] for place in places))
+            taken = [values[place] for place in places]
+            (array,) = part(*map(jnp.asarray, taken, dtypes))
             return array
 
         found: jax.Array = self._run(run, *params)
@@ -285,5 +343,6 @@ class WeightFreezer:
 def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:
     """Returns the sums of squares of an array and of its quantization error."""
     x = x.astype(jnp.float32)
-    noise = x - dataclasses.replace(qtensor, dtype=jnp.dtype("float32")).dequant()
+    served = double_scales.decoded(qtensor)
+    noise = x - dataclasses.replace(served, dtype=jnp.dtype("float32")).dequant()
     return jnp.sum(x * x), jnp.sum(noise * noise)

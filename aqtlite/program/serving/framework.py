@@ -1,7 +1,7 @@
 """The interface to a framework: a model that reports what its calls contract."""
 
 import abc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,10 @@ from aqtlite.program.serving.model import (
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.statistics_uses import Uses
+from aqtlite.qtensor.qtensor import QTensor
+
+KeyPath = tuple[Any, ...]
+"""JAX's key path in a tree of parameters."""
 
 
 class Model(abc.ABC):
@@ -30,6 +34,7 @@ class Model(abc.ABC):
         others: Any,
         num_calls: int,
         is_box: Callable[[Any], bool] | None = None,
+        given: Mapping[KeyPath, QTensor] | None = None,
     ):
         """Collects the leaves of the variables.
 
@@ -38,6 +43,7 @@ class Model(abc.ABC):
             others: the other variables, or their shapes.
             num_calls: number of calls.
             is_box: predicate for nodes that box parameters with metadata.
+            given: parameters that are quantized already, by path.
         """
         self.parameters = parameters_of(params, is_box)
         self.buffers = buffers_of(others)
@@ -45,9 +51,35 @@ class Model(abc.ABC):
         self.values.update(self.buffers.items())
         leaves = jax.tree.leaves(params)
         self.values.update(zip(self.parameters, leaves, strict=True))
+        by_path = {one.key_path: one for one in self.parameters}
+        self.given = {by_path[path]: q for path, q in (given or {}).items()}
+        """Parameters that are quantized already."""
+
+        self.values.update(self.given.items())
         self.num_calls = num_calls
         self.uses_of_statistics = Uses()
         """Uses of statistics in the calls discovered so far."""
+
+    def float_value(self, one: Parameter | Buffer) -> Any:
+        """Returns the value of a variable, decoded if it is quantized already."""
+        value = self.values[one]
+        if one in self.given:
+            return value.dequant().astype(one.dtype)
+        return value
+
+    def left_in_float(self, params: Any, frozen: Container[Parameter]) -> Any:
+        """Returns parameters, with those decoded that are given and not frozen.
+
+        Args:
+            params: the parameters, with the shapes of those that are given.
+            frozen: parameters that nothing reads in float.
+        """
+        stay = {p.key_path: p for p in self.given if p not in frozen}
+        if not stay:
+            return params
+        return jax.tree.map_with_path(
+            lambda path, x: self.float_value(stay[path]) if path in stay else x, params
+        )
 
     @abc.abstractmethod
     def discover(self, call: int) -> Discovery:

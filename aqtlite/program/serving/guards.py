@@ -23,6 +23,7 @@ from aqtlite.program.serving.frozen_record import (
     Operand,
 )
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import double_scales
 
 LINEN = "aqtlite.flax.convert(model, variables, calls=[Call(...), ...])"
 NNX = "aqtlite.flax.nnx.convert(model, calls=[Call(...), ...])"
@@ -232,17 +233,16 @@ def fitting(
             refuse_another_operand(name, entry.record.operand, operand, converter)
         for name, entry in named:
             refuse_another_config(name, entry.record.cfg, cfg, converter)
-    return [_with_rotation(entry) for _, entry in found]
+    return [_as_contracted(entry) for _, entry in found]
 
 
-def _with_rotation(entry: FrozenEntry) -> FrozenEntry:
-    """Marks a weight whose rotation the config records."""
-    record = entry.record
-    if record.cfg.fwd.rotation is None:
-        return entry
-    side = record.operand.side
-    rotated = dataclasses.replace(entry.values[side], is_rotated=True)
-    return entry._replace(values={**entry.values, side: rotated})
+def _as_contracted(entry: FrozenEntry) -> FrozenEntry:
+    """Decodes double scales, and marks a weight whose rotation the config records."""
+    record, side = entry.record, entry.record.operand.side
+    weight = double_scales.decoded(entry.values[side])
+    if record.cfg.fwd.rotation is not None:
+        weight = dataclasses.replace(weight, is_rotated=True)
+    return entry._replace(values={**entry.values, side: weight})
 
 
 def refuse_another_config(

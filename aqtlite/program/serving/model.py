@@ -342,7 +342,8 @@ class StoredWeight:
     from, or None."""
 
     rounding: str = ""
-    """Whether it is sparse, and how it was rounded if not as in training."""
+    """Whether it is sparse, has integers that were given, and how it was rounded if not
+    as in training."""
 
     @property
     def entry(self) -> dict[str, Any]:

@@ -31,14 +31,16 @@ class ParameterReport:
     request; true for frozen parameters."""
 
     bytes_before: int
+    """Bytes of its floats, or of what a checkpoint keeps of it if it was quantized."""
+
     bytes_after: int
     """Bytes of its floats, if they stay, and of the frozen weights made of it, as a
     checkpoint keeps them: values of 4 bits take half a byte. A weight made of several
     parameters counts with the first."""
 
     rounding: str = ""
-    """Whether the frozen weights are sparse, and how they were rounded if not as in
-    training."""
+    """Whether the frozen weights are sparse, have the integers that were given, and
+    how they were rounded if not as in training."""
 
     slow_on: str = ""
     """Where the frozen weights are served slower than float32, and why; empty if that
@@ -69,7 +71,7 @@ class ConversionReport:
 
     @property
     def bytes_before(self) -> int:
-        """Bytes of all float parameters."""
+        """Bytes of all parameters."""
         return sum(one.bytes_before for one in self.parameters)
 
     @property
@@ -166,6 +168,10 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
             why = _ADAPTERS if parameter.is_of_adapter else _LEARNED
         elif not gone:
             why = _NOT_QUANTIZED if parameter in read else _NOT_READ
+        given = plan.model.given.get(parameter)
+        before = parameter.nbytes if given is None else codes.stored_bytes(given)
+        if given is not None and not gone:
+            why = f"{why}; decoded from integers"
         kept = 0 if gone else parameter.nbytes
         parameters.append(
             ParameterReport(
@@ -173,7 +179,7 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
                 is_frozen=gone,
                 why=why,
                 is_expected=is_expected,
-                bytes_before=parameter.nbytes,
+                bytes_before=before,
                 bytes_after=frozen_bytes.get(parameter, 0) + kept,
                 rounding=roundings.get(parameter, ""),
                 slow_on=slow.get(parameter, ""),

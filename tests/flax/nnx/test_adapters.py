@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 import aqtlite
 from aqtlite import Rule, config
@@ -85,6 +86,18 @@ def test_frozen_kernels_have_no_gradient():
     for one, function in ((model, gradient), (convert(model, X), nnx.jit(gradient))):
         with pytest.raises(TypeError, match="frozen"):
             function(one)
+
+
+def test_adapters_have_the_names_of_the_axes_of_their_kernels():
+    init = nnx.with_partitioning(nnx.initializers.ones, ("in", "out"))
+    with nnx.use_eager_sharding(False):
+        layer = nnx.Linear(16, 4, kernel_init=init, rngs=nnx.Rngs(0))
+        model = quantize_model(layer, [RULE])
+        for one in (model, convert(model, X)):
+            init_state(one, X)
+            specs = nnx.get_partition_spec(nnx.state(one, nnx.LoRAParam))
+            found = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+            assert found == [P("in", None), P(None, "out")]
 
 
 def test_a_layer_with_adapters_of_its_own():

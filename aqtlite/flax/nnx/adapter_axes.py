@@ -1,0 +1,60 @@
+"""Sharding metadata of adapters, carried over from their weights."""
+
+from typing import Any
+
+from flax import nnx
+
+from aqtlite.flax.nnx import partitioning
+from aqtlite.flax.nnx.model import RECORD, QuantizedModel
+from aqtlite.flax.nnx.pure import PureCall
+from aqtlite.program import low_rank, merging
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.program import Program
+
+
+def metadata_of_adapters(
+    model: QuantizedModel, call: PureCall, program: Program
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns the metadata of the variables of adapters, by path and name.
+
+    The axes of an adapter have the names of the weight's axes, and that of the rank
+    none.
+
+    Args:
+        model: a model, float or converted.
+        call: a call of it.
+        program: the call with its plan and parameters.
+    """
+    if not partitioning.has_names(model):
+        return {}
+    axes = merging.axes_of_weights(program)
+    found = {}
+    for one in program.plan.replaced():
+        if one.adapter is None:
+            continue
+        frozen = _frozen(model, program, one)
+        if frozen is None:
+            names, beside = partitioning.names_of_axes(
+                axes[one.site.location], call.variables
+            )
+        else:
+            names, beside = partitioning.names_of_weight(frozen)
+        if any(names):
+            of_each = low_rank.names(one, names)
+            found[one.kept_as] = {
+                name: partitioning.metadata_of_names(each, beside)
+                for name, each in zip((low_rank.A, low_rank.B), of_each, strict=True)
+            }
+    return found
+
+
+def _frozen(
+    model: QuantizedModel, program: Program, one: PlannedContraction
+) -> nnx.Variable[Any] | None:
+    """Returns the frozen weight of a contraction, if it has one."""
+    known = one.origins["rhs"].known_as
+    entries = model.aqt.frozen.get("/".join(program.module_of(one)), {})
+    for variable in entries.values():
+        if variable.get_metadata(RECORD).identity in known:
+            return variable
+    return None

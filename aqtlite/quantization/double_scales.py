@@ -1,0 +1,52 @@
+"""Scales of frozen weights that are held in 8 bits, around their mean."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite import config
+from aqtlite.lowering import exact
+from aqtlite.numerics import DynamicTree
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.quantize import quantize
+from aqtlite.shapes import block_shapes
+
+_SMALLEST = np.float32(2.0**-126)
+
+
+def encoded(q: QTensor, how: config.DoubleScales) -> QTensor:
+    """Returns a weight whose `scale` is a `QTensor` with an `offset`, their mean.
+
+    Args:
+        q: the weight, with scales in float32.
+        how: the size of the blocks of scales.
+    """
+    scale = q.scale
+    blocks = config.Blocks(size=how.size, fit=True)
+    sizes = [size // blocks.count_of(size) for size in scale.shape]
+    axis = max(range(scale.ndim), key=lambda i: (sizes[i], i))
+    # A channel of NaN has no part in it.
+    mean = jnp.nanmean(scale, keepdims=True)
+    tensor = config.Tensor(numerics=DynamicTree(), blocks=blocks)
+    codes = dataclasses.replace(quantize(scale - mean, tensor, axis), offset=mean)
+    return dataclasses.replace(q, scale=codes)
+
+
+def decoded(q: QTensor) -> QTensor:
+    """Returns a weight with its scales in float32, one result in every program.
+
+    Args:
+        q: the weight, from `encoded`; others are returned unchanged.
+    """
+    codes = q.scale
+    if not isinstance(codes, QTensor):
+        return q
+    grid, axes = codes.numerics, range(codes.ndim)
+    assert grid is not None
+    outer = block_shapes.repeat(codes.scale, codes.shape, axes)
+    rest = exact.rounded_product(grid.decode(codes.qvalue), outer)
+    # Rounding may lead a small scale below zero.
+    scale: jax.Array = jnp.maximum(rest + codes.offset, _SMALLEST)
+    return dataclasses.replace(q, scale=scale)
