@@ -81,7 +81,8 @@ def summary(report: "Report") -> list[str]:
         for one in report.copies
     ]
     lines += [
-        f"{one.op} of {one.dtype}, {_bytes(one.bytes)}, {one.times} times"
+        f"{one.op} of {one.dtype}, {_bytes(one.bytes)}, {one.times} times, between "
+        f"{one.devices} devices that send {_bytes(one.sent)} each"
         + (f", in {one.path}" if one.path else "")
         for one in report.collectives
     ]
