@@ -23,6 +23,7 @@ _CALLED = re.compile(
 )
 _INDEX = re.compile(r"\bindex=(\d+)")
 _INTEGER = re.compile(r"-?\d+")
+_NAME = re.compile(r"^HloModule ([\w.\-]+)", re.MULTILINE)
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 _PREFIXES = {"s": "int", "u": "uint", "f": "float", "bf": "bfloat", "c": "complex"}
 
@@ -170,6 +171,7 @@ class Module:
 
     computations: Mapping[str, Computation]
     entry: Computation
+    name: str
     devices: int
     """Number of devices that it is partitioned for."""
 
@@ -277,9 +279,9 @@ def parse(text: str) -> Module:
                 instructions[one.name] = one
     if entry is None:
         raise ValueError("the text has no entry computation, so it is not HLO")
-    devices = _PARTITIONS.search(text)
+    devices, title = _PARTITIONS.search(text), _NAME.search(text)
     number = int(devices[1]) if devices else 1
-    return Module(computations, computations[entry], number)
+    return Module(computations, computations[entry], title[1] if title else "", number)
 
 
 def _instruction(line: str) -> Instruction | None:
