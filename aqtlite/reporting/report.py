@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import json
 import os
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -33,6 +35,7 @@ from aqtlite.reporting.copies import Copy
 from aqtlite.reporting.memory import Memory, saved_bytes
 from aqtlite.reporting.products import Product
 from aqtlite.reporting.roofline import Estimate, Rates
+from aqtlite.taps.records import Taps
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -134,16 +137,28 @@ class Report:
         """Writes the report as JSON: an object with the fields of the report."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        taps: Taps | None = None,
+        operands: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),
+    ) -> None:
         """Writes the report as a page with plots, which needs no other file.
 
         Args:
             path: path of the file.
+            taps: those of `aqtlite.tap` or `aqtlite.tap_against_float`, whose errors
+                over layers the page draws.
+            operands: operands by name, each in float and as the `QTensor` of
+                `aqtlite.quantize`, whose histograms the page draws with their grid.
 
         Raises:
             OSError: if the file cannot be written.
+            TypeError: if an operand is not given with its `QTensor`.
+            ValueError: if the shapes of both differ, or no element is finite.
         """
-        page.write(self, path)
+        page.write(self, path, taps, operands)
 
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
