@@ -40,12 +40,12 @@ BANDWIDTH = 3.35e12
 """Bytes per second of an H100 SXM (NVIDIA, "H100 Tensor Core GPU" datasheet)."""
 
 PEAKS = {
-    "f32": 494.5e12,
-    "bf16": 989e12,
-    "f16": 989e12,
-    "s8": 1979e12,
-    "f8e4m3fn": 1979e12,
-    "f8e5m2": 1979e12,
+    "float32": 494.5e12,
+    "bfloat16": 989e12,
+    "float16": 989e12,
+    "int8": 1979e12,
+    "float8_e4m3fn": 1979e12,
+    "float8_e5m2": 1979e12,
 }
 """Operations per second of its matrix units on dense matrices: half of the datasheet's,
 which are for sparse ones. float32 is TF32."""

@@ -25,10 +25,10 @@ import rich.box
 from rich.table import Table
 
 from aqtlite.lowering import processor
-from benchmarks.collectives import loops
+from aqtlite.reporting import hlo
 from benchmarks.gpu import cases
 from benchmarks.gpu.measuring import Program
-from benchmarks.harness import absent, programs, tables
+from benchmarks.harness import absent, tables
 
 BANDWIDTH = {
     "TPU v5 lite": 819e9,
@@ -115,16 +115,18 @@ def estimated_cycles(program: str) -> int:
     r"""Sum of XLA's cycle estimates in the kernels of a TPU program, in all rounds.
 
     >>> main = "ENTRY %main (x: f32[]) -> f32[] {"
-    >>> kernels = '  %y = "estimated_cycles":"20"', '  %z = "estimated_cycles":"4"'
+    >>> kernels = (
+    ...     '  %y = f32[] negate(%x), backend_config={"estimated_cycles":"20"}',
+    ...     '  %z = f32[] negate(%y), backend_config={"estimated_cycles":"4"}', "}"
+    ... )
     >>> estimated_cycles("\n".join((main, *kernels)))
     24
     """
-    computations = programs.computations(program)
-    callers = loops.callers(computations)
     return sum(
-        loops.times(name, callers) * int(cycles)
-        for name, lines in computations.items()
-        for cycles in re.findall(r'"estimated_cycles":"(\d+)"', "\n".join(lines))
+        run.times * int(cycles)
+        for run in hlo.parse(program).runs()
+        for one in run.computation.instructions.values()
+        for cycles in re.findall(r'"estimated_cycles":"(\d+)"', one.attributes)
     )
 
 

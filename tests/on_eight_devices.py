@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import pathlib
 import re
 import runpy
@@ -22,7 +21,8 @@ import aqtlite
 from aqtlite import calibration, checkpoint, config, lowering, numerics, statistics
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model, widen_int4
 from aqtlite.flax import nnx as aqt_nnx
-from benchmarks.collectives import hlo, serving, strategies, training
+from aqtlite.reporting import collectives
+from benchmarks.collectives import serving, strategies, training
 from benchmarks.harness import contestants
 from tests.common import MATMUL, nearest, normal
 
@@ -318,7 +318,7 @@ def test_blocks_along_a_sharded_contracting_axis(mesh, size):
         # Blocks are summed in another order.
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     if size == 4:
-        kinds = {one.kind for one in hlo.count(compiled.as_text())}
+        kinds = {one.op for one in collectives.of_text(compiled.as_text())}
         assert "all-reduce" in kinds, kinds
         assert not kinds & {"all-to-all", "collective-permute"}, kinds
 
@@ -344,7 +344,7 @@ def test_rotations_along_a_sharded_contracting_axis(mesh, size):
         compiled = run.lower(*args).compile()
         np.testing.assert_array_equal(jax.device_get(compiled(*args)), wanted)
     if size == 4:
-        kinds = {one.kind for one in hlo.count(compiled.as_text())}
+        kinds = {one.op for one in collectives.of_text(compiled.as_text())}
         assert kinds == {"all-reduce"}, kinds
 
 
@@ -510,8 +510,8 @@ def test_sums_of_a_large_batch(mesh, lowest):
     total = np.einsum("bti,btj->ij", lhs, rhs, dtype=np.int64)
     assert (total > np.iinfo(np.int32).max).all() == (lowest == 127)
     np.testing.assert_array_equal(got, total.astype(np.float32))
-    sums = [x for x in hlo.count(compiled.as_text()) if x.largest[0] == "s32"]
-    assert [one.results for one in sums] == [(("s32", (3, 2)),)]
+    sums = [x for x in collectives.of_text(compiled.as_text()) if x.dtype == "int32"]
+    assert [list(map(str, one.results)) for one in sums] == [["int32[3,2]"]]
 
 
 def test_sums_of_a_large_batch_in_a_partial_shard_map():
@@ -564,8 +564,8 @@ def test_however_shardings_are_given(how):
     x = jax.device_put(X, rows) if how in ("committed", "set_mesh") else X
     with jax.set_mesh(AUTO) if how == "set_mesh" else contextlib.nullcontext():
         compiled = jax.jit(jitted).lower(x, W).compile()
-    found = hlo.count(compiled.as_text())
-    assert {one.kind for one in found} == {"all-reduce"}
+    found = collectives.of_text(compiled.as_text())
+    assert {one.op for one in found} == {"all-reduce"}
 
 
 @pytest.mark.parametrize("axis", [None, "m"], ids=["replicated", "tensor-parallel"])
@@ -583,9 +583,9 @@ def test_refreshed_weights_travel_as_integers(axis):
     refresh = jax.jit(lambda v: convert(model, v, X), out_shardings=shardings)
     compiled = refresh.lower(sharded).compile()
     assert_equal(jax.device_get(compiled(sharded)), wanted)
-    found = hlo.count(compiled.as_text())
-    gathered = {x.largest[0] for x in found if math.prod(x.largest[1]) > 64}
-    assert gathered == {"s8"}, found
+    found = collectives.of_text(compiled.as_text())
+    gathered = {x.dtype for x in found if max(one.size for one in x.results) > 64}
+    assert gathered == {"int8"}, found
 
 
 # --- Experts -----------------------------------------------------------------------
@@ -650,7 +650,7 @@ def test_blocks_of_convolutions_on_several_devices(groups):
             # Blocks are summed in another order.
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
         if mesh is AUTO:
-            kinds = {one.kind for one in hlo.count(compiled.as_text())}
+            kinds = {one.op for one in collectives.of_text(compiled.as_text())}
             assert kinds == {"all-reduce"}, kinds
 
 
@@ -734,7 +734,7 @@ def test_training_by_rules_is_that_of_one_device_and_exchanges_what_injection_do
         for total in (by_rules, injected)
     ]
     assert_equal(compiled[0](params, X)[1], wanted[1])
-    found = [hlo.count(one.as_text()) for one in compiled]
+    found = [collectives.of_text(one.as_text()) for one in compiled]
     assert found[0]
     assert found[0] == found[1]
 

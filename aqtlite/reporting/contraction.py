@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aqtlite.reporting.products import Product
 from aqtlite.reporting.traced import Role, TracedContraction
@@ -68,6 +68,10 @@ class ReportedContraction:
     why_float: str
     """Why rules cannot quantize it; empty for all that they can."""
 
+    seconds: float | None
+    """Measured time in a call; None if it was not measured, or the profile does not
+    name it. What the compiler fused with it is in it."""
+
     @property
     def is_float(self) -> bool:
         """Whether some of it runs in float of 16 bits or more."""
@@ -89,12 +93,17 @@ def is_float(dtype: str) -> bool:
     return any(name in ("bfloat16", "float16", "float32", "float64") for name in names)
 
 
-def of(one: TracedContraction, products: Sequence[Product]) -> ReportedContraction:
+def of(
+    one: TracedContraction,
+    products: Sequence[Product],
+    seconds: Mapping[str, float],
+) -> ReportedContraction:
     """Returns the record of a contraction.
 
     Args:
         one: the contraction of the traced program.
         products: its products in the compiled one.
+        seconds: measured times of instructions, by name; empty without a profile.
     """
     counts: collections.Counter[str] = collections.Counter()
     for product in products:
@@ -103,6 +112,7 @@ def of(one: TracedContraction, products: Sequence[Product]) -> ReportedContracti
         counts[one.asked] = one.macs or 1
     total = sum(counts.values())
     kernels = dict.fromkeys(x.kernel for x in products if x.kernel)
+    timed = {x.instruction for x in products} & seconds.keys()
     times = one.times
     if not one.is_known and products:
         # The compiler may know how often a loop runs that JAX does not.
@@ -125,4 +135,5 @@ def of(one: TracedContraction, products: Sequence[Product]) -> ReportedContracti
         is_frozen=one.is_frozen,
         weight_bytes=one.weight_bytes,
         why_float=one.why_float,
+        seconds=sum(seconds[x] for x in timed) if timed else None,
     )

@@ -21,6 +21,10 @@ _CALLED = re.compile(
     r"\b(calls|to_apply|condition|body|true_computation|false_computation|"
     r"branch_computations|called_computations)=(\{[^{}]*\}|%?[\w.\-]+)"
 )
+_INDEX = re.compile(r"\bindex=(\d+)")
+_INTEGER = re.compile(r"-?\d+")
+_NAME = re.compile(r"^HloModule ([\w.\-]+)", re.MULTILINE)
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 _PREFIXES = {"s": "int", "u": "uint", "f": "float", "bf": "bfloat", "c": "complex"}
 
 
@@ -34,6 +38,10 @@ class Array:
     shape: tuple[int, ...]
     bits: int
     """Bits of an element in memory."""
+
+    layout: tuple[int, ...] = dataclasses.field(default=(), compare=False)
+    """Its axes, beginning with the one along which neighbours in memory lie; empty if
+    the text does not say."""
 
     @property
     def size(self) -> int:
@@ -102,6 +110,12 @@ class Instruction:
         """Bytes of its result."""
         return sum(one.bytes for one in self.types)
 
+    @property
+    def index(self) -> int | None:
+        """The element of a tuple that it takes; None for other instructions."""
+        found = _INDEX.search(self.attributes)
+        return int(found[1]) if found else None
+
     def dims(self, attribute: str) -> tuple[int, ...]:
         """Returns a list of axes among the attributes, as ``dimensions={0,1}``."""
         found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
@@ -120,6 +134,15 @@ class Computation:
         if index >= len(one.operands):
             return None
         return self.instructions.get(one.operands[index])
+
+    def constant(self, one: Instruction, index: int) -> int | None:
+        """Returns the integer that an operand is; None for other values."""
+        found = self.operand(one, index)
+        while found is not None and found.opcode == "copy":
+            found = self.operand(found, 0)
+        if found is None or found.opcode != "constant":
+            return None
+        return int(found.literal) if _INTEGER.fullmatch(found.literal) else None
 
     @functools.cached_property
     def root(self) -> Instruction | None:
@@ -148,6 +171,9 @@ class Module:
 
     computations: Mapping[str, Computation]
     entry: Computation
+    name: str
+    devices: int
+    """Number of devices that it is partitioned for."""
 
     def runs(self) -> list[Run]:
         """Returns the computations that the program runs, each in each place."""
@@ -156,18 +182,68 @@ class Module:
     def _runs(self, run: Run) -> Iterator[Run]:
         yield run
         for one in run.computation.instructions.values():
-            times, is_known = run.times, run.is_known
-            if one.opcode == "while":
-                is_known = is_known and one.trips is not None
-                times *= 1 if one.trips is None else one.trips
-            fusion = one if one.opcode == "fusion" else run.fusion
-            for how, names in one.called.items():
-                if how == "to_apply" and one.opcode not in ("call", "async-start"):
-                    continue  # The scalar function of a reduction.
-                for name in names:
-                    if name in self.computations:
-                        inner = self.computations[name]
-                        yield from self._runs(Run(inner, times, is_known, fusion))
+            for inner in self.called_by(one, run):
+                yield from self._runs(inner)
+
+    def called_by(self, one: Instruction, run: Run) -> list[Run]:
+        """Returns the computations that an instruction runs.
+
+        Args:
+            one: the instruction.
+            run: the computation that contains it.
+        """
+        times, is_known = run.times, run.is_known
+        if one.opcode == "while":
+            trips = self._trips(one, run.computation)
+            is_known = is_known and trips is not None
+            times *= 1 if trips is None else trips
+        fusion = one if one.opcode == "fusion" else run.fusion
+        return [
+            Run(self.computations[name], times, is_known, fusion)
+            for how, names in one.called.items()
+            # Others apply a scalar function, as reductions do.
+            if how != "to_apply" or one.opcode in ("call", "async-start")
+            for name in names
+            if name in self.computations
+        ]
+
+    def _trips(self, loop: Instruction, around: Computation) -> int | None:
+        """Returns the number of iterations of a loop; None if it is not known."""
+        if loop.trips is not None:
+            return loop.trips
+        condition, body = (
+            self.computations.get(loop.called.get(name, ("",))[0])
+            for name in ("condition", "body")
+        )
+        if condition is None or body is None:
+            return None
+        return _counted(loop, around, condition, body)
+
+
+def _counted(
+    loop: Instruction, around: Computation, condition: Computation, body: Computation
+) -> int | None:
+    """Returns the iterations of a loop, from its counter; None without one.
+
+    Compilers for TPUs do not state them. The counter is an element of the loop's state
+    that starts at a constant, grows by a constant, and ends at one.
+    """
+    before, after = around.operand(loop, 0), body.root
+    compared = condition.root
+    if compared is None or before is None or after is None:
+        return None
+    counter = condition.operand(compared, 0)
+    index = None if counter is None else counter.index
+    if index is None or index >= min(len(before.operands), len(after.operands)):
+        return None
+    step = body.operand(after, index)
+    stop = condition.constant(compared, 1)
+    start = around.constant(before, index)
+    if step is None or stop is None or start is None:
+        return None
+    steps = (body.constant(step, i) for i in range(len(step.operands)))
+    by = next((one for one in steps if one), None)
+    return None if by is None else -(-(stop - start) // by)
 
 
 def parse(text: str) -> Module:
@@ -203,7 +279,9 @@ def parse(text: str) -> Module:
                 instructions[one.name] = one
     if entry is None:
         raise ValueError("the text has no entry computation, so it is not HLO")
-    return Module(computations, computations[entry])
+    devices, title = _PARTITIONS.search(text), _NAME.search(text)
+    number = int(devices[1]) if devices else 1
+    return Module(computations, computations[entry], title[1] if title else "", number)
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -244,7 +322,9 @@ def _arrays(text: str) -> Iterator[Array]:
         if bits:
             stored = re.search(r"E\((\d+)\)", layout)
             bits = int(stored[1]) if stored else max(bits, 8)
-            yield Array(dtype, tuple(map(int, sizes)), bits)
+            axes = layout.strip("{}").partition(":")[0]
+            order = tuple(map(int, filter(None, axes.split(","))))
+            yield Array(dtype, tuple(map(int, sizes)), bits, order)
 
 
 def _operands(text: str) -> Iterator[str]:

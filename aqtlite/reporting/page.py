@@ -1,12 +1,17 @@
 """A report as one page of HTML that needs nothing else: `Report.to_html`."""
 
+import dataclasses
 import html
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
-from aqtlite.reporting import page_script, page_style, tables
+import numpy as np
+
+from aqtlite.reporting import histogram, page_script, page_style, tables
+from aqtlite.taps.records import Taps
 
 _PAGE = """\
 <!doctype html>
@@ -25,7 +30,10 @@ _PAGE = """\
 <svg id="bits" role="img" aria-label="bits of each contraction"></svg></figure>
 <figure id="of-memory"><figcaption>Memory of the program</figcaption>
 <svg id="memory" role="img" aria-label="memory of the program"></svg></figure>
+<figure id="of-errors"><figcaption>Signal-to-noise ratio over layers, in dB</figcaption>
+<svg id="errors" role="img" aria-label="signal-to-noise over layers"></svg></figure>
 </div>
+<div id="histograms" class="plots"></div>
 <div class="controls">
 <input id="filter" type="search" placeholder="Filter: path, dtype, role"
  aria-label="filter">
@@ -40,22 +48,48 @@ _PAGE = """\
 """
 
 
-def write(report: Any, path: str | os.PathLike[str]) -> None:
+def write(
+    report: Any,
+    path: str | os.PathLike[str],
+    taps: Taps | None,
+    operands: Mapping[str, tuple[Any, Any]],
+) -> None:
     """Writes the page of a report.
 
     Args:
         report: a `Report`.
         path: path of the file.
+        taps: errors of contractions to draw; None draws none.
+        operands: floats and a `QTensor` of operands to draw, by name.
 
     Raises:
         OSError: if the file cannot be written.
+        TypeError: if an operand is not given with its `QTensor`.
+        ValueError: if the shapes of both differ, or nothing is finite.
     """
-    pathlib.Path(path).write_text(text_of(report), encoding="utf-8")
+    histograms = [histogram.of(name, *pair) for name, pair in operands.items()]
+    text = _text(report, [] if taps is None else _errors(taps), histograms)
+    pathlib.Path(path).write_text(text, encoding="utf-8")
 
 
-def text_of(report: Any) -> str:
-    """Returns the page of a report."""
+def _errors(taps: Taps) -> list[dict[str, Any]]:
+    """Returns the lowest signal-to-noise ratio of each contraction, or operand."""
+    found = [(f"{x.path} {x.contraction}", x.snr) for x in taps.results]
+    found = found or [(f"{x.path} {x.operand}", x.snr) for x in taps.operands]
+    lowest = [(name, np.asarray(snr, np.float32).ravel()) for name, snr in found]
+    return [
+        {"name": name, "snr": float(np.min(snr[np.isfinite(snr)]))}
+        for name, snr in lowest
+        if np.isfinite(snr).any()
+    ]
+
+
+def _text(
+    report: Any, errors: list[dict[str, Any]], histograms: list[histogram.Histogram]
+) -> str:
     data = report.to_dict()
+    data["errors"] = errors
+    data["histograms"] = [dataclasses.asdict(one) for one in histograms]
     for row, one in zip(data["contractions"], report.contractions, strict=True):
         row["notes"] = tables.notes(one)
     # A path may hold anything; "</script>" in it must not end the script.

@@ -51,26 +51,29 @@ function bars(svg, parts, largest) {
 const shares = Object.entries(report.shares);
 bars($("shares"), shares.map(([x, n]) => [x, n, percent(n), kind(x)]), 1);
 
-function drawBits() {
-  const svg = $("bits"), height = 130, width = 340;
+function columnsOf(svg, parts, least, ticks) {
+  const height = 130, width = 340;
   svg.setAttribute("viewBox", `0 0 ${width} ${height + 22}`);
-  const most = Math.max(8, ...rows.map((x) => bitsOf(x.runs_in)));
-  for (const bits of [8, 16, 32].filter((x) => x <= most)) {
-    const y = 5 + height - height * bits / most;
+  const most = Math.max(least, ...parts.map(([value]) => value));
+  for (const tick of ticks.filter((x) => x <= most)) {
+    const y = 5 + height - height * tick / most;
     draw(svg, "line", {x1: 22, x2: width, y1: y, y2: y, class: "axis"});
-    draw(svg, "text", {x: 0, y: y + 4}, String(bits));
+    draw(svg, "text", {x: 0, y: y + 4}, String(tick));
   }
-  const step = (width - 24) / Math.max(rows.length, 1);
-  rows.forEach((one, i) => {
-    const tall = Math.max(2, height * bitsOf(one.runs_in) / most);
+  const step = (width - 24) / Math.max(parts.length, 1);
+  parts.forEach(([value, style, title], i) => {
+    const tall = Math.max(2, height * value / most);
     const bar = draw(svg, "rect", {
       x: 24 + i * step, y: 5 + height - tall, height: tall,
-      width: Math.max(1, step * .85), class: kind(one.runs_in),
+      width: Math.max(1, step * .85), class: style,
     });
-    draw(bar, "title", {}, `${one.path} (${one.role}): ${one.runs_in}`);
+    draw(bar, "title", {}, title);
   });
 }
-drawBits();
+columnsOf($("bits"), rows.map((one) => {
+  const title = `${one.path} (${one.role}): ${one.runs_in}`;
+  return [bitsOf(one.runs_in), kind(one.runs_in), title];
+}), 8, [8, 16, 32]);
 
 if (report.memory) {
   const parts = ["arguments", "outputs", "temporary", "peak"];
@@ -81,6 +84,45 @@ if (report.memory) {
 } else {
   $("of-memory").remove();
 }
+
+if (report.errors.length) {
+  columnsOf($("errors"), report.errors.map((x) => {
+    return [Math.max(0, x.snr), "narrow", `${x.name}: ${x.snr.toFixed(1)} dB`];
+  }), 20, [10, 20, 30, 40, 60, 80]);
+} else {
+  $("of-errors").remove();
+}
+
+// Before rounding as an area, after it as bars, and the grid as lines below.
+function drawHistogram(one) {
+  const figure = add($("histograms"), "figure");
+  const caption = `${one.name}: before (grey) and after rounding, in scales`;
+  add(figure, "figcaption", {}, caption);
+  const height = 120, width = 340, count = one.before.length;
+  const label = `histogram of ${one.name}`;
+  const svg = draw(figure, "svg", {
+    viewBox: `0 0 ${width} ${height + 30}`, role: "img", "aria-label": label,
+  });
+  const most = Math.max(...one.before, ...one.after), step = width / count;
+  const drawn = [["none", one.before, 1], ["narrow", one.after, .5]];
+  drawn.forEach(([style, bins, part]) => {
+    bins.forEach((n, i) => {
+      const tall = height * Math.sqrt(n / most), w = step * part;
+      draw(svg, "rect", {
+        x: i * step + (step - w) / 2, y: height - tall, width: w, height: tall,
+        class: style,
+      });
+    });
+  });
+  one.grid.forEach((value) => {
+    const x = width * (value - one.low) / (one.high - one.low);
+    draw(svg, "line", {x1: x, x2: x, y1: height, y2: height + 8, class: "grid"});
+  });
+  draw(svg, "text", {x: 0, y: height + 24}, one.low.toPrecision(3));
+  draw(svg, "text", {x: width, y: height + 24, "text-anchor": "end"},
+    one.high.toPrecision(3));
+}
+report.histograms.forEach(drawHistogram);
 
 const columns = [
   ["path", (x) => x.path || "(no name scope)"],

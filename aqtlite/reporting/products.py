@@ -23,6 +23,9 @@ class Product:
     op_name: str
     """What JAX calls it; empty where the compiler forgot."""
 
+    instruction: str
+    """Name of the instruction of the program that computes it: a fusion around it."""
+
     opcode: str
     """"dot", "convolution", "custom-call", "ragged-dot", "reduce", "multiply"."""
 
@@ -80,6 +83,7 @@ def find(module: Module) -> list[Product]:
             found.append(
                 Product(
                     op_name,
+                    one.name if run.fusion is None else run.fusion.name,
                     one.opcode,
                     kernel,
                     lhs,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from aqtlite.jaxpr import tracing
 from aqtlite.program import flax_models
@@ -24,6 +25,8 @@ class Program:
     """Names of the inputs that are parameters, by index."""
 
     name: str
+    call: Callable[[], Any]
+    """Runs the function, with copies of its arguments, which it may donate."""
 
 
 def trace(
@@ -54,22 +57,34 @@ def trace(
             f"model, got {type(fn).__name__}"
         )
     with flax_models.marking_modules():
-        traced = _traced(fn, args, kwargs)
+        traced, call = _traced(fn, args, kwargs)
     found = tracing.Traced(
         traced.jaxpr, None, None, tuple(range(len(traced.jaxpr.in_avals)))
     )
     given = getattr(traced, "args_info", (args, kwargs))
     return Program(
-        traced, names_of_parameters(positions_of(params), found, *given), name
+        traced, names_of_parameters(positions_of(params), found, *given), name, call
     )
 
 
-def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _traced(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Callable[[], Any]]:
+    """Returns a traced function, and a function that runs it."""
+
+    def of(jitted: Any, *given: Any) -> tuple[Any, Callable[[], Any]]:
+        def call() -> Any:
+            args, kwargs = jax.tree.map(_copy, given)
+            return jitted(*args, **kwargs)
+
+        args, kwargs = given
+        return jitted.trace(*args, **kwargs), call
+
     if isinstance(fn, jax.stages.Wrapped):
-        return fn.trace(*args, **kwargs)
+        return of(fn, args, kwargs)
     leaves, treedef = jax.tree.flatten((args, kwargs))
     if all(map(tracing.is_array, leaves)):
-        return jax.jit(fn).trace(*args, **kwargs)
+        return of(jax.jit(fn), args, kwargs)
     # Arrays keep their places, so that they keep their names, too.
     constants = {i: x for i, x in enumerate(leaves) if not tracing.is_array(x)}
     arrays = [None if i in constants else x for i, x in enumerate(leaves)]
@@ -84,7 +99,11 @@ def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         real_args, real_kwargs = jax.tree.unflatten(treedef, filled)
         return fn(*real_args, **real_kwargs)
 
-    return jax.jit(run).trace(*given_args, **given_kwargs)
+    return of(jax.jit(run), given_args, given_kwargs)
+
+
+def _copy(x: Any) -> Any:
+    return jnp.copy(x) if isinstance(x, jax.Array) else x
 
 
 def of_nnx(

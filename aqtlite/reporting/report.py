@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import json
 import os
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from aqtlite.reporting import (
     copies,
     hlo,
     joined,
+    measured,
     page,
     products,
     program,
@@ -32,6 +35,7 @@ from aqtlite.reporting.copies import Copy
 from aqtlite.reporting.memory import Memory, saved_bytes
 from aqtlite.reporting.products import Product
 from aqtlite.reporting.roofline import Estimate, Rates
+from aqtlite.taps.records import Taps
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -133,16 +137,28 @@ class Report:
         """Writes the report as JSON: an object with the fields of the report."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        taps: Taps | None = None,
+        operands: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),
+    ) -> None:
         """Writes the report as a page with plots, which needs no other file.
 
         Args:
             path: path of the file.
+            taps: those of `aqtlite.tap` or `aqtlite.tap_against_float`, whose errors
+                over layers the page draws.
+            operands: operands by name, each in float and as the `QTensor` of
+                `aqtlite.quantize`, whose histograms the page draws with their grid.
 
         Raises:
             OSError: if the file cannot be written.
+            TypeError: if an operand is not given with its `QTensor`.
+            ValueError: if the shapes of both differ, or no element is finite.
         """
-        page.write(self, path)
+        page.write(self, path, taps, operands)
 
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
@@ -161,11 +177,12 @@ def report(
     *args: Any,
     params: Parameters = None,
     platform: str | None = None,
+    measured_runs: int = 0,
     **kwargs: Any,
 ) -> Report:
     """Returns what the compiled program of a function contracts, and in which dtypes.
 
-    Traces and compiles the function, runs nothing, and reads both programs: each
+    Traces and compiles the function, and reads both programs: each
     contraction that the function asks for, forward and backward, with the products
     that the compiler made of it. Works on any function of JAX, quantized by this
     library, by others or not at all.
@@ -191,12 +208,17 @@ def report(
         platform: "cpu", "cuda", "rocm" or "tpu" reads the program as JAX lowers it for
             one device of this platform, on any host. It says what the compiler there
             is given. None compiles for the devices that are here.
+        measured_runs: how often to run the function under `jax.profiler`, for the
+            seconds of each contraction. 0 runs nothing, and needs no values.
         **kwargs: as `args`. What is no array is a constant of the program.
 
     Raises:
         TypeError: if `fn` is no function or model.
-        ValueError: if the platform is unknown, or `params` names no argument.
+        ValueError: if the platform is unknown, `params` names no argument, or
+            `measured_runs` is given without arrays or for another platform.
     """
+    if measured_runs:
+        _check_can_run(platform, (args, kwargs))
     if platform is not None:
         contracted_in.check_platform(platform)
     traced_program = program.trace(fn, args, kwargs, params)
@@ -212,6 +234,9 @@ def report(
     asked = traced.find(stages.jaxpr, traced_program.parameters)
     module = hlo.parse(text)
     products_of, others = joined.join(asked, products.find(module))
+    seconds: dict[str, float] = {}
+    if measured_runs:
+        seconds = measured.seconds(traced_program.call, module.name, measured_runs)
     layers = [one.in_layer() for one in asked]
     find = joined.finder(layers)
 
@@ -222,10 +247,23 @@ def report(
         name=traced_program.name,
         platform=platform or jax.default_backend(),
         device=device,
-        contractions=tuple(map(contraction.of, asked, products_of)),
+        contractions=tuple(
+            contraction.of(one, found, seconds)
+            for one, found in zip(asked, products_of, strict=True)
+        ),
         others=tuple(others),
         copies=tuple(copies.find(module, path_of)) if memory else (),
         collectives=tuple(collectives.find(module, path_of)),
         memory=memory,
         saved_bytes=saved_bytes(stages.jaxpr),
     )
+
+
+def _check_can_run(platform: str | None, given: Any) -> None:
+    shapes = [x for x in jax.tree.leaves(given) if isinstance(x, jax.ShapeDtypeStruct)]
+    if platform is not None or shapes:
+        what = f"platform={platform!r}" if platform is not None else str(shapes[0])
+        raise ValueError(
+            "measured_runs runs the function on the devices that are here, and needs "
+            f"arrays for all arguments; got {what}"
+        )

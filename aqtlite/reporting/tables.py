@@ -51,6 +51,8 @@ def notes(one: ReportedContraction) -> list[str]:
         found.append(f"{one.times} times")
     if one.macs and one.compiled_macs > 1.01 * one.macs:
         found.append(f"{one.compiled_macs / one.macs:.3g} times the products")
+    if one.seconds is not None:
+        found.append(f"{1e6 * one.seconds:.3g} us")
     if one.why_float:
         found.append(one.why_float)
     return found
@@ -81,7 +83,8 @@ def summary(report: "Report") -> list[str]:
         for one in report.copies
     ]
     lines += [
-        f"{one.op} of {one.dtype}, {_bytes(one.bytes)}, {one.times} times"
+        f"{one.op} of {one.dtype}, {_bytes(one.bytes)}, {one.times} times, between "
+        f"{one.devices} devices that send {_bytes(one.sent)} each"
         + (f", in {one.path}" if one.path else "")
         for one in report.collectives
     ]

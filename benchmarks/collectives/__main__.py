@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from aqtlite.reporting.collectives import Collective
 from benchmarks.collectives import serving, training
-from benchmarks.collectives.hlo import Collective
 from benchmarks.collectives.strategies import DEVICES, STRATEGIES, Sizes, Strategy
 from benchmarks.harness import contestants, tables
 
@@ -41,8 +41,13 @@ def describe(collectives: Sequence[Collective]) -> str:
     """Number of collectives of each kind."""
     kinds = collections.Counter[str]()
     for one in collectives:
-        kinds[one.kind] += one.times
+        kinds[one.op] += one.times
     return ", ".join(f"{times} {kind}" for kind, times in kinds.items())
+
+
+def _bytes(one: Collective) -> int:
+    """Bytes of the results on one device, over all executions."""
+    return one.times * sum(result.bytes for result in one.results)
 
 
 def simulate_devices() -> None:
@@ -66,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines.append("| --- | --- | ---: | ---: | --- | ---: |")
     for strategy, name, collectives, off in rows(STRATEGIES, sizes):
         times = sum(one.times for one in collectives)
-        size = sum(one.bytes for one in collectives) / 2**20
+        size = sum(map(_bytes, collectives)) / 2**20
         kinds = describe(collectives)
         lines.append(
             f"| {strategy} | {name} | {times} | {size:.3f} | {kinds} | {off:.1e} |"

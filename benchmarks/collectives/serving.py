@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from aqtlite.flax import AqtDotGeneral, convert
-from benchmarks.collectives import hlo
+from aqtlite.reporting import collectives
 from benchmarks.collectives.strategies import STRATEGIES, TENSOR_PARALLEL, Sizes
 from benchmarks.collectives.training import difference
 from benchmarks.harness import contestants
@@ -48,7 +48,7 @@ SERVING_ROWS = 8
 
 def serve(
     dot_general: Any, freeze: Callable[..., Any], sizes: Sizes
-) -> tuple[list[hlo.Collective], float]:
+) -> tuple[list[collectives.Collective], float]:
     """Collectives for `SERVING_ROWS` rows, and the difference from one device."""
     strategy = STRATEGIES[2]
     mesh = strategy.device_mesh()
@@ -66,7 +66,8 @@ def serve(
     rows = NamedSharding(mesh, P("data"))
     apply = jax.jit(model.apply, out_shardings=rows)
     compiled = apply.lower(sharded, jax.device_put(x, rows)).compile()
-    return hlo.count(compiled.as_text()), difference(compiled(sharded, x), alone)
+    found = collectives.of_text(compiled.as_text())
+    return found, difference(compiled(sharded, x), alone)
 
 
 def served() -> dict[str, tuple[Any, Callable[..., Any]]]:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.collectives import hlo
+from aqtlite.reporting import collectives
 from benchmarks.collectives.strategies import Sizes, Strategy
 from benchmarks.harness.contestants import (
     AQTLITE,
@@ -50,7 +50,7 @@ def training_step(
 
 def train(
     contestant: Contestant, strategy: Strategy, sizes: Sizes
-) -> tuple[list[hlo.Collective], Callable[[], float]]:
+) -> tuple[list[collectives.Collective], Callable[[], float]]:
     """Collectives of a step, and a function that compares it with one device.
 
     The function returns the largest `difference` of the updated weights.
@@ -79,7 +79,7 @@ def train(
         got, _ = compiled(*jax.device_put((weights, x, y), shardings))
         return difference(got, alone)
 
-    return hlo.count(compiled.as_text()), from_one_device
+    return collectives.of_text(compiled.as_text()), from_one_device
 
 
 def difference(got: Any, wanted: Any) -> float:

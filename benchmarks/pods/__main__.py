@@ -127,8 +127,8 @@ def measure(
     by_kind: dict[str, dict[str, collections.Counter[str]]] = {}
     for name, one in compiled.items():
         for collective in one.collectives:
-            dtype = collective.largest[0]
-            found = by_kind.setdefault(f"{collective.kind} {dtype}", {})
+            kind = f"{collective.op} {collective.dtype}"
+            found = by_kind.setdefault(kind, {})
             counted = found.setdefault(name, collections.Counter())
             counted["times"] += collective.times
             counted["sent"] += collective.sent

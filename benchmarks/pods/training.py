@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.collectives import hlo
+from aqtlite.reporting import collectives
 from benchmarks.collectives.strategies import Strategy
 from benchmarks.harness.contestants import Contestant
 from benchmarks.pods import model
@@ -20,7 +20,7 @@ from benchmarks.pods import model
 class Compiled:
     """What is known of a compiled training step."""
 
-    collectives: Sequence[hlo.Collective]
+    collectives: Sequence[collectives.Collective]
     memory: int
     """Bytes on a chip: weights, batch and everything temporary."""
     temporary: int
@@ -72,7 +72,7 @@ def compile_step(
     seconds = time.process_time() - start
     held: Any = compiled.memory_analysis()
     return Compiled(
-        hlo.count(compiled.as_text()),
+        collectives.of_text(compiled.as_text()),
         held.argument_size_in_bytes
         + held.output_size_in_bytes
         - held.alias_size_in_bytes

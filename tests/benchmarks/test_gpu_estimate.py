@@ -83,7 +83,7 @@ GEMM = Kernel(
     1,
     64 * 48 + 48 * 32 + 4 * 64 * 32,
     2 * 64 * 32 * 48,
-    "s8",
+    "int8",
     is_supported=True,
 )
 
@@ -108,7 +108,7 @@ def test_int8_that_cublaslt_does_not_multiply():
 def test_the_roofline_takes_the_slower_of_memory_and_products():
     moving = Kernel("copy", 2, 3350)
     assert gpu_estimate.roofline(moving) == pytest.approx(2e-9)
-    product = Kernel("gemm", 1, 8, 1979_000, "s8")
+    product = Kernel("gemm", 1, 8, 1979_000, "int8")
     assert gpu_estimate.roofline(product) == pytest.approx(1e-9)
     assert gpu_estimate.longest([moving, product], 1)[0].endswith(" copy ")
 

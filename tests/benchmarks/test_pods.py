@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.collectives import hlo
+from aqtlite.reporting import collectives
 from benchmarks.harness.contestants import AQTLITE
 from benchmarks.pods.__main__ import QUICK
 from tests.common import QUICK_FLAGS
@@ -56,8 +56,8 @@ condition=%condition, body=%body
 
 def test_collectives_in_the_loops_of_a_tpu_program():
     """A loop has the trips of its counter, and a channel is one collective."""
-    found = hlo.count(PROGRAM)
-    assert {(one.kind, one.times, one.sent) for one in found} == {
+    found = collectives.of_text(PROGRAM)
+    assert {(one.op, one.times, one.sent) for one in found} == {
         ("all-gather", 4, 4 * 64 // 2),
         ("collective-permute", 4, 4 * 32),
         ("all-reduce", 1, 2 * 64 * 3 // 4),
@@ -79,8 +79,8 @@ reduce-scatter-start(%x, %y), channel_id=1, replica_groups=[1,4]<=[4]
 
 
 def test_the_results_of_an_asynchronous_reduce_scatter():
-    (one,) = hlo.count(ASYNCHRONOUS)
-    assert one.results == (("s32", (2,)), ("s32", (1,)))
+    (one,) = collectives.of_text(ASYNCHRONOUS)
+    assert list(map(str, one.results)) == ["int32[2]", "int32[1]"]
     assert one.sent == 3 * 4 * (2 + 1)
 
 
@@ -113,8 +113,8 @@ ENTRY %main (fits: pred[], x: s32[4]) -> s32[8] {
     ],
 )
 def test_only_the_cheaper_branch_of_a_conditional_is_counted(branches):
-    found = hlo.count(CONDITIONAL.replace("BRANCHES", branches))
-    assert [one.kind for one in found] == ["all-reduce", "all-gather"]
+    found = collectives.of_text(CONDITIONAL.replace("BRANCHES", branches))
+    assert [one.op for one in found] == ["all-reduce", "all-gather"]
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_weights_travel_as_integers(tmp_path):
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    assert "all-gather s8" in process.stdout
+    assert "all-gather int8" in process.stdout
     sent = {
         one["case"].get("collectives"): one["median"]
         for one in json.loads(written.read_text())["figures"]
@@ -141,5 +141,5 @@ def test_weights_travel_as_integers(tmp_path):
     }
     weights = sum(rows * columns for _, rows, columns in QUICK.weights().values())
     # Once forward and once backward, by 7 of 8 devices.
-    assert sent["all-gather s8"] == 2 * QUICK.layers * weights * 7 / 8
+    assert sent["all-gather int8"] == 2 * QUICK.layers * weights * 7 / 8
     assert sum(sent.values()) == 2 * sent[None]

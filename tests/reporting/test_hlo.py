@@ -59,7 +59,43 @@ def test_collectives():
     first, second = collectives.find(module, lambda name: name.split("/")[1])
     assert (first.op, first.dtype, first.bytes) == ("all-gather", "float32", 8192)
     assert first.path == "a"
-    assert (second.op, second.bytes) == ("all-gather", 2 * (16 + 128))
+    assert (second.op, second.bytes) == ("all-gather", 2 * 128)
+
+
+def test_what_a_device_sends_in_a_loop():
+    """Of groups of two: half of what is gathered, in each of the counted trips."""
+    text = """HloModule f, num_partitions=8
+
+body (s: (s32[], s8[4,8])) -> (s32[], s8[4,8]) {
+  s = (s32[], s8[4,8]{1,0}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  x = s8[4,8]{1,0} get-tuple-element(s), index=1
+  g = s8[8,8]{1,0} all-gather(x), replica_groups=[4,2]<=[8], dimensions={0}
+  two = s32[] constant(2)
+  n = s32[] add(i, two)
+  ROOT t = (s32[], s8[4,8]{1,0}) tuple(n, x)
+}
+
+condition (s: (s32[], s8[4,8])) -> pred[] {
+  s = (s32[], s8[4,8]{1,0}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  end = s32[] constant(7)
+  ROOT c = pred[] compare(i, end), direction=LT
+}
+
+ENTRY main (x: s8[4,8]) -> s8[4,8] {
+  x = s8[4,8]{1,0} parameter(0)
+  zero = s32[] constant(1)
+  start = (s32[], s8[4,8]{1,0}) tuple(zero, x)
+  w = (s32[], s8[4,8]{1,0}) while(start), condition=condition, body=body
+  ROOT r = s8[4,8]{1,0} get-tuple-element(w), index=1
+}
+"""
+    [one] = collectives.of_text(text)
+    assert (one.times, one.devices, one.sent) == (3, 2, 3 * 64 // 2)
+    assert list(map(str, one.results)) == ["int8[8,8]"]
+    [whole] = collectives.of_text(text.replace("replica_groups=[4,2]<=[8], ", ""))
+    assert (whole.devices, whole.sent) == (8, 3 * 64 * 7 // 8)
 
 
 def test_int4_is_half_a_byte_where_its_layout_says_so():

@@ -3,16 +3,23 @@
 import html.parser
 import json
 import re
+import shutil
+import subprocess
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from aqtlite import report
+import aqtlite
+from aqtlite import config, report
 from tests.common import normal
 
 pytestmark = pytest.mark.code("quick")
 
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    None,
+)
 X, W = normal((8, 16)), normal((16, 4))
 
 
@@ -51,10 +58,17 @@ def found():
     return report(hostile, X, W)
 
 
+OPERAND = aqtlite.quantize(W, config.qat(4).fwd.rhs, 0)
+
+
 @pytest.fixture(scope="module")
 def page(found, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    found.to_html(path)
+    dot_general = aqtlite.make_dot_general(config.qat(4))
+    _, taps = aqtlite.tap_against_float(
+        lambda x, w: dot_general(x, w, (((1,), (0,)), ((), ())))
+    )(X, W)
+    found.to_html(path, taps=taps, operands={"weight": (W, OPERAND)})
     return path.read_text(encoding="utf-8")
 
 
@@ -63,6 +77,10 @@ def test_the_page_is_well_formed_and_holds_the_report(found, page):
     assert not parsed.open
     data = json.loads(parsed.texts["data"])
     assert all(row.pop("notes") is not None for row in data["contractions"])
+    [error], [histogram] = data.pop("errors"), data.pop("histograms")
+    assert error["name"] == "(no name scope) fwd" and 10 < error["snr"] < 30
+    assert sum(histogram["before"]) == sum(histogram["after"]) == W.size
+    assert set(histogram["grid"]) <= set(range(-7, 8))
     assert data == json.loads(found.to_json())
     assert "</script>" in data["contractions"][0]["path"]
     assert "float32[8,16]" in parsed.texts["pre"]
@@ -96,6 +114,40 @@ def test_light_dark_and_narrow(page):
     light, dark = re.findall(r":root \{([^}]*)\}", style)
     assert all(f"{name}:" in light and f"{name}:" in dark for name in names)
     assert "width=device-width" in page and "overflow-x: auto" in style
+
+
+def test_operands_that_cannot_be_drawn(found, tmp_path):
+    file = tmp_path / "report.html"
+    with pytest.raises(TypeError, match="operand 'w' needs its floats and a QTensor"):
+        found.to_html(file, operands={"w": (W, W)})
+    with pytest.raises(ValueError, match="operand 'w' has the shape"):
+        found.to_html(file, operands={"w": (X, OPERAND)})
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is on the path")
+@pytest.mark.parametrize("width", [400, 1400])
+def test_in_a_browser(page, tmp_path, width):
+    """The script runs to its end, and nothing is wider than the window."""
+    told = (
+        "<script>document.title = [document.querySelectorAll('tr.contraction').length,"
+        "document.querySelectorAll('#histograms rect').length > 0,"
+        "document.documentElement.scrollWidth <= innerWidth].join(' ')</script>"
+    )
+    file = tmp_path / "report.html"
+    file.write_text(page.replace("</html>", f"{told}</html>"), encoding="utf-8")
+    shown = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *(f"--user-data-dir={tmp_path}", f"--window-size={width},900"),
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+    rows = len(json.loads(Page(page).texts["data"])["contractions"])
+    assert f"<title>{rows} true true</title>" in shown
 
 
 def test_a_folder_that_is_not_there(found, tmp_path):

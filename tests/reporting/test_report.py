@@ -110,6 +110,17 @@ def test_compare_and_estimate():
         int8.estimate("abacus")
 
 
+def test_measured_times():
+    found = report(lambda x, w: jnp.tanh(x @ w) @ w.T, X, normal((32, 24)))
+    assert [one.seconds for one in found.contractions] == [None, None]
+    w = normal((256, 256))
+    found = report(lambda w: jnp.tanh(w @ w) @ w, w, measured_runs=2)
+    assert all(one.seconds > 0 for one in found.contractions)
+    assert " us" in repr(found)
+    with pytest.raises(ValueError, match="needs arrays for all arguments"):
+        report(jnp.sin, jax.ShapeDtypeStruct((2,), "float32"), measured_runs=2)
+
+
 def test_data_and_table():
     found, _ = gradient_of(nearest(), None)
     data = json.loads(found.to_json())
