@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax.extend import core
 
@@ -318,5 +319,8 @@ def _is_float(dtype: str) -> bool:
 def _is_given(origin: Origin, closed: core.ClosedJaxpr) -> bool:
     """Whether a value is made of narrow inputs alone."""
     inputs = [i for i in origin.needed if not isinstance(i, Loop)]
-    dtypes = [str(closed.in_avals[i].dtype) for i in inputs]
-    return bool(dtypes) and all(map(_is_narrow, dtypes))
+    dtypes = [closed.in_avals[i].dtype for i in inputs]
+    # Random keys have a dtype of JAX's own.
+    return bool(dtypes) and not any(
+        jnp.issubdtype(x, jax.dtypes.extended) or not _is_narrow(str(x)) for x in dtypes
+    )

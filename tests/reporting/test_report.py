@@ -288,6 +288,14 @@ def test_models_of_nnx():
     assert report(quantized, variables, X).share("int8") == 1
 
 
+def test_an_operand_made_of_a_random_key():
+    def noisy(key, w):
+        return jax.random.bits(key, (16, 32), jnp.uint8).astype(jnp.int8) @ w
+
+    [one] = report(noisy, jax.random.key(0), jnp.ones((32, 24), jnp.int8)).contractions
+    assert one.asked == "int8"
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="got int"):
         report(3)
