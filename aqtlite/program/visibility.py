@@ -204,6 +204,10 @@ def _is_over_time(site: Site) -> bool:
         # What is padded on both sides by all of the window is cut to one side after.
         if low + before >= reach > 0:
             return True
+        # A step of decoding: the last inputs, kept, with the newest one after them.
+        length = site.eqn.invars[0].aval.shape[lhs_axis]
+        if reach > 0 and after == 1 and (low, high, length) == (0, 0, reach + 1):
+            return True
         is_masked = kernel.axes[rhs_axis].has_zeros and not kernel.is_constant
         if reach > 0 and is_masked:
             return True  # Parameters with a mask, as of PixelCNN.

@@ -350,6 +350,10 @@ OVER_TIME = {
         nn.gelu(jnp.pad(x, ((0, 0), (2, 0), (0, 0)))), w, "VALID"
     ),
     "continued": continued,
+    "a step of decoding": lambda w, x: continued(w, jnp.tanh(x[:, :1])),
+    "a step after kept inputs": lambda w, x: conv(
+        jnp.concatenate([x[:, :2], jnp.tanh(x[:, :1])], 1), w, "VALID"
+    ),
     "depthwise": lambda w, x: conv(x, w[:, :1], [(2, 0)], feature_group_count=4),
 }
 
