@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from aqtlite.reporting import histogram, page_script, page_style, tables
-from aqtlite.taps.records import Taps
 
 _PAGE = """\
 <!doctype html>
@@ -51,7 +50,7 @@ _PAGE = """\
 def write(
     report: Any,
     path: str | os.PathLike[str],
-    taps: Taps | None,
+    taps: Any,
     operands: Mapping[str, tuple[Any, Any]],
 ) -> None:
     """Writes the page of a report.
@@ -59,7 +58,7 @@ def write(
     Args:
         report: a `Report`.
         path: path of the file.
-        taps: errors of contractions to draw; None draws none.
+        taps: `aqtlite.Taps`, whose errors to draw; None draws none.
         operands: floats and a `QTensor` of operands to draw, by name.
 
     Raises:
@@ -72,7 +71,7 @@ def write(
     pathlib.Path(path).write_text(text, encoding="utf-8")
 
 
-def _errors(taps: Taps) -> list[dict[str, Any]]:
+def _errors(taps: Any) -> list[dict[str, Any]]:
     """Returns the lowest signal-to-noise ratio of each contraction, or operand."""
     found = [(f"{x.path} {x.contraction}", x.snr) for x in taps.results]
     found = found or [(f"{x.path} {x.operand}", x.snr) for x in taps.operands]

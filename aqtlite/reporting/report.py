@@ -35,7 +35,6 @@ from aqtlite.reporting.copies import Copy
 from aqtlite.reporting.memory import Memory, saved_bytes
 from aqtlite.reporting.products import Product
 from aqtlite.reporting.roofline import Estimate, Rates
-from aqtlite.taps.records import Taps
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -141,7 +140,7 @@ class Report:
         self,
         path: str | os.PathLike[str],
         *,
-        taps: Taps | None = None,
+        taps: Any = None,
         operands: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),
     ) -> None:
         """Writes the report as a page with plots, which needs no other file.
