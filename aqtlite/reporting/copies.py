@@ -26,7 +26,8 @@ class Copy:
     kind: Kind
     """"float copy": floats computed from an argument of at most 8 bits, such as a
     frozen weight, of the same size. "transposed copy": another order of axes.
-    "quantized again": a second array of at most 8 bits computed from the same floats.
+    "quantized again": a second array of at most 8 bits computed from the same floats,
+    as of a gradient whose two contractions have scales along other axes.
     """
 
     path: str
