@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aqtlite.program.calibration_state import with_gradient_statistics
     from aqtlite.program.compile_serving import ServingProgram, compile_serving
     from aqtlite.program.convert import convert_function
+    from aqtlite.program.initial_adapters import with_initial_adapters
     from aqtlite.program.measure import measure_serving, measure_training
     from aqtlite.program.merge_adapters import merge_adapters
     from aqtlite.program.merging import MergeReport
@@ -90,6 +91,7 @@ __all__ = [
     "tap",
     "tap_against_float",
     "with_gradient_statistics",
+    "with_initial_adapters",
 ]
 
 __version__ = "0.1.0"
@@ -141,6 +143,7 @@ _PLACES = {
     "tap": "taps.tap:tap",
     "tap_against_float": "taps.tap:tap_against_float",
     "with_gradient_statistics": "program.calibration_state:with_gradient_statistics",
+    "with_initial_adapters": "program.initial_adapters:with_initial_adapters",
     **{name: name for name in _MODULES},
 }
 

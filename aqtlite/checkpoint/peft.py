@@ -1,8 +1,9 @@
 """LoRA adapters in the files of PEFT: ``adapter_config.json`` and safetensors.
 
 A file has ``lora_A``, (rank, inputs), and ``lora_B``, (outputs, rank), for each linear
-layer. The adapters of rules have the contracted axes of a weight before the rank, and
-the rank before the others: both are the transposed matrix in another shape.
+layer, and of DoRA ``lora_magnitude_vector``, (outputs). The adapters of rules have the
+contracted axes of a weight before the rank, and the rank before the others: both are
+the transposed matrix in another shape.
 """
 
 import dataclasses
@@ -31,8 +32,16 @@ from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS
 
 _CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_NAMES = {"lora_a": "lora_A", "lora_b": "lora_B"}
-_KEY = re.compile(re.escape(_PREFIX) + r"(?P<module>.+)\.lora_[AB]\.weight")
+_MAGNITUDE = "magnitude"
+_NAMES = {
+    "lora_a": "lora_A.weight",
+    "lora_b": "lora_B.weight",
+    _MAGNITUDE: "lora_magnitude_vector",
+}
+_KEY = re.compile(
+    re.escape(_PREFIX)
+    + rf"(?P<module>.+)\.({'|'.join(map(re.escape, _NAMES.values()))})"
+)
 _OTHERS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform")
 """Fields for modules with a rank of their own, or that are trained as a whole."""
 
@@ -44,13 +53,13 @@ def peft_config(path: str | os.PathLike) -> config.Lora:
         path: a folder with ``adapter_config.json``.
 
     Raises:
-        CheckpointError: if there is none, or for adapters of another kind: DoRA, other
-            ranks for some modules, trained biases, modules trained as a whole.
+        CheckpointError: if there is none, or for adapters of another kind: other ranks
+            for some modules, trained biases, modules trained as a whole.
     """
     settings = Settings(read_json(pathlib.Path(path, _CONFIG)), _CONFIG)
     settings.one_of("peft_type", ("LORA",))
     settings.one_of("bias", ("none",), "none")
-    for name in ("use_dora", "lora_bias", "use_qalora", "use_bdlora"):
+    for name in ("lora_bias", "use_qalora", "use_bdlora"):
         settings.one_of(name, (False,), False)
     for name in _OTHERS:
         if settings.values.get(name):
@@ -61,7 +70,8 @@ def peft_config(path: str | os.PathLike) -> config.Lora:
         if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
             raise settings.wrong(name, "a number")
     try:
-        return config.Lora(
+        kind = config.Dora if settings.flag("use_dora", False) else config.Lora
+        return kind(
             settings.integer("r", 1),
             fields["lora_alpha"],
             fields["lora_dropout"],
@@ -109,7 +119,7 @@ def load_peft(
     for key in tensors.infos:
         if _KEY.fullmatch(key) is None:
             raise CheckpointError(
-                f"{_FILE} has {key}, which is no matrix lora_A or lora_B of a layer"
+                f"{_FILE} has {key}, which is no part of an adapter of a layer"
             )
     unused = set(tensors.infos)
     leaves, treedef = jax.tree.flatten_with_path(adapters)
@@ -118,7 +128,7 @@ def load_peft(
         place = _place_of(key_path, moves, np.shape(leaf))
         layers = []
         for module in place.modules:
-            key = f"{_PREFIX}{module}.{_NAMES[place.name]}.weight"
+            key = f"{_PREFIX}{module}.{_NAMES[place.name]}"
             if key not in tensors.infos:
                 raise CheckpointError(
                     f"{_FILE} has no {key} for the adapter {place.path}"
@@ -159,16 +169,22 @@ def save_peft(
     Raises:
         CheckpointError: if the path exists, or an adapter has no place in the file.
     """
+    is_dora = isinstance(lora, config.Dora)
     arrays: dict[str, np.ndarray] = {}
     parts: dict[str, dict[int, np.ndarray]] = {}
     for key_path, leaf in jax.tree.leaves_with_path(adapters):
         x = np.asarray(leaf, np.float32)
         place = _place_of(key_path, moves, x.shape)
+        if place.name == _MAGNITUDE and not is_dora:
+            raise CheckpointError(
+                f"{place.path} has magnitudes, and the adapter is {lora!r}: give the "
+                "rule's config.Dora"
+            )
         layers = x if place.is_stacked else x[None]
         for module, layer in zip(place.modules, layers, strict=True):
-            key = f"{_PREFIX}{module}.{_NAMES[place.name]}.weight"
+            key = f"{_PREFIX}{module}.{_NAMES[place.name]}"
             matrix = place.written(layer, lora.rank)
-            if place.name == "lora_b":
+            if place.name != "lora_a":
                 parts.setdefault(key, {})[place.part] = matrix
             elif not np.array_equal(arrays.setdefault(key, matrix), matrix):
                 raise CheckpointError(
@@ -187,7 +203,7 @@ def save_peft(
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.is_rank_stabilized,
-        "use_dora": False,
+        "use_dora": is_dora,
         "bias": "none",
         "fan_in_fan_out": False,
         "target_modules": modules,
@@ -212,7 +228,7 @@ class _Place:
     """Path of its module or weight in the model."""
 
     name: str
-    """``lora_a`` or ``lora_b``."""
+    """``lora_a``, ``lora_b`` or ``magnitude``."""
 
     modules: tuple[str, ...]
     """Modules of PEFT's model, one for each layer."""
@@ -223,17 +239,28 @@ class _Place:
 
     def read(self, key: str, x: np.ndarray, rank: int) -> np.ndarray:
         """Returns a matrix of the file as the rank and one other axis, transposed."""
+        if self.name == _MAGNITUDE:
+            if x.ndim != 1:
+                raise CheckpointError(f"{key} has the shape {x.shape}, no vector")
+            return x[self._part(len(x))].astype(np.float32)
         axis = 0 if self.name == "lora_a" else 1
         if x.ndim != 2 or x.shape[axis] != rank:
             raise CheckpointError(
                 f"{key} has the shape {x.shape}, which is no matrix of rank {rank}"
             )
-        if self.name == "lora_b" and self.move is not None:
-            x = x[name_map.part_of(self.move, self.part, len(x))]
+        if self.name == "lora_b":
+            x = x[self._part(len(x))]
         return x.T.astype(np.float32)
+
+    def _part(self, outputs: int) -> slice:
+        if self.move is None:
+            return slice(None)
+        return name_map.part_of(self.move, self.part, outputs)
 
     def written(self, x: np.ndarray, rank: int) -> np.ndarray:
         """Returns a parameter as the matrix of the file."""
+        if self.name == _MAGNITUDE:
+            return x.reshape(-1)
         axis = -1 if self.name == "lora_a" else 0
         if x.shape[axis] != rank:
             raise CheckpointError(
@@ -254,7 +281,8 @@ def _place_of(
     """
     steps = steps_of(path_name(key_path))
     at = steps.index(ADAPTER) if ADAPTER in steps[:-1] else 0
-    name = steps[at + 1]  # A box of sharding metadata may follow.
+    # A box of sharding metadata may follow.
+    name = steps[at + 1] if at else ""
     if not at or name not in _NAMES:
         raise CheckpointError(f"{'/'.join(steps)} is no parameter of an adapter")
     above = steps[: at - 1] if steps[at - 1].startswith("aqt_") else steps[:at]

@@ -22,7 +22,7 @@ from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.double_scales import DoubleScales
-from aqtlite.config.lora import Lora
+from aqtlite.config.lora import Dora, Lora
 from aqtlite.config.of_activations import for_activations, for_values
 from aqtlite.config.optimizer_states import OptimizerStates
 from aqtlite.config.post_training import gptq, smoothquant, static_int8
@@ -48,6 +48,7 @@ from aqtlite.config.update import update
 
 __all__ = [
     "Blocks",
+    "Dora",
     "DotGeneral",
     "DotGeneralRaw",
     "DoubleScales",

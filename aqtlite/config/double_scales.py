@@ -17,12 +17,12 @@ class DoubleScales(representation.CompactRepr):
     converted, use the scales as they are found, as they do without it.
 
     >>> from aqtlite import config, numerics
-    >>> config.Tensor(
+    >>> nf4 = config.Tensor(
     ...     numerics=numerics.NormalFloat(),
     ...     blocks=config.Blocks(size=64),
     ...     double_scales=DoubleScales(),
     ... )
-    Tensor(numerics=NormalFloat(bits=4), blocks=Blocks(size=64), double_scales=...)
+    >>> cfg = config.update(config.weight_only(4), {"fwd.rhs": nf4})
 
     Raises:
         TypeError: if `size` is not an integer.

@@ -2,9 +2,13 @@
 
 import dataclasses
 import math
+from typing import Literal, get_args
 
 from aqtlite.config import representation
 from aqtlite.numerics import fields
+
+Init = Literal["zero", "loftq", "pissa"]
+"""How an adapter starts."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -24,7 +28,8 @@ class Lora(representation.CompactRepr):
 
     Raises:
         TypeError: if a field is of another type than declared.
-        ValueError: if `rank` is less than 1, or `dropout` not from 0 to below 1.
+        ValueError: if `rank` is less than 1, `dropout` not from 0 to below 1, or `init`
+            unknown; or if `alpha` is 0 and `init` is not "zero".
     """
 
     rank: int
@@ -32,6 +37,13 @@ class Lora(representation.CompactRepr):
 
     alpha: float
     """Numerator of `scale`."""
+
+    init: Init = dataclasses.field(default="zero", kw_only=True)
+    """How the adapter starts. "zero": with `B` at zero. "loftq": with the `rank`
+    largest singular directions of the rounding error of the weight, so that the sum
+    with the rounded weight is nearer to the float one (LoftQ of one round, Li et al.
+    2023, arXiv:2310.08659). "pissa": with those of the weight, which keeps the rest
+    (PiSSA, Meng et al. 2024, arXiv:2404.02948). The last two take float weights."""
 
     dropout: float = 0.0
     """Probability with which an input of the adapter is zero in training; calls without
@@ -53,6 +65,12 @@ class Lora(representation.CompactRepr):
             is_rank_stabilized=fields.flag,
             seed=fields.integer(0, 2**32 - 1),
         )
+        if self.init not in get_args(Init):
+            raise ValueError(
+                f"init must be one of {', '.join(get_args(Init))}, got {self.init!r}"
+            )
+        if self.init != "zero" and self.alpha == 0:
+            raise ValueError(f"init={self.init!r} takes an alpha other than 0")
 
     @property
     def scale(self) -> float:
@@ -62,3 +80,24 @@ class Lora(representation.CompactRepr):
 
     def __str__(self) -> str:
         return f"LoRA of rank {self.rank}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Dora(Lora):
+    """A low-rank adapter with a trained magnitude for each output (DoRA).
+
+    Liu et al. 2024, arXiv:2402.09353. The weight becomes ``m (W + scale A B) / norm``,
+    where the norm is over the contracted axes of ``W + scale A B``, and constant to
+    differentiation. `m` starts at that norm, as a third parameter. A rounded `W` is
+    decoded in each call to find it.
+
+    >>> Dora(rank=8, alpha=16)
+    Dora(rank=8, alpha=16.0)
+
+    Raises:
+        TypeError: as for `Lora`.
+        ValueError: as for `Lora`.
+    """
+
+    def __str__(self) -> str:
+        return f"DoRA of rank {self.rank}"

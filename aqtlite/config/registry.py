@@ -7,7 +7,7 @@ from aqtlite import calibration, noise, numerics
 from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.double_scales import DoubleScales
-from aqtlite.config.lora import Lora
+from aqtlite.config.lora import Dora, Lora
 from aqtlite.config.optimizer_states import OptimizerStates
 from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
@@ -22,6 +22,7 @@ _PARTS = (
     Blocks,
     DotGeneral,
     DotGeneralRaw,
+    Dora,
     DoubleScales,
     Gptq,
     Hadamard,

@@ -7,7 +7,11 @@ as pytrees and put the results back. `aqtlite.flax` exports the names for Linen,
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
-from aqtlite.flax.linen.adapters import adapters_of, with_adapters
+from aqtlite.flax.linen.adapters import (
+    adapters_of,
+    with_adapters,
+    with_initial_adapters,
+)
 from aqtlite.flax.linen.biases import correct_biases
 from aqtlite.flax.linen.cache import QuantizedCache, map_caches
 from aqtlite.flax.linen.calibrate import (
@@ -61,4 +65,5 @@ __all__ = [
     "quantize_model",
     "widen_int4",
     "with_adapters",
+    "with_initial_adapters",
 ]

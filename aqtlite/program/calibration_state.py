@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
-from aqtlite.program import low_rank
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned
@@ -84,12 +83,15 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
     return made
 
 
-def init(program: Program, values: Sequence[Any]) -> Left:
+def init(
+    program: Program, values: Sequence[Any], adapters: Mapping[Location, Any]
+) -> Left:
     """Yields the initial states of a program's contractions, as `left`.
 
     Args:
         program: the program.
         values: inputs of its jaxpr.
+        adapters: initial parameters of adapters, by contraction.
     """
 
     replacements = initializing(program.plan)
@@ -97,12 +99,19 @@ def init(program: Program, values: Sequence[Any]) -> Left:
     def run(values: Sequence[Any]) -> Aux:
         return program.with_replaced(values, replacements)[1]
 
-    # Adapters start from shapes alone.
     has_calibrations = any(one.has_aux for one in replacements.values())
     aux = jax.jit(run)(values) if has_calibrations else {}
-    ones = program.plan.replaced()
-    adapters = {one.site.location: low_rank.init(one) for one in ones if one.adapter}
     return left(program.plan, aux, adapters)
+
+
+def first(
+    program: Program, values: Sequence[Any], adapters: Mapping[Location, Any]
+) -> dict[str, Any]:
+    """Returns the state before the first call; the arguments are those of `init`."""
+    state: dict[str, Any] = {}
+    for one, collection, entry in init(program, values, adapters):
+        state.setdefault(collection, {})[one.kept_as] = entry
+    return state
 
 
 def left(planned: Plan, aux: Aux, adapters: Mapping[Location, Any] = _NONE) -> Left:

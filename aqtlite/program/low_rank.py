@@ -9,7 +9,7 @@ features as the rank, and `lora_b` a matrix.
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,9 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite import config
 from aqtlite.contraction import refused_gradient
 from aqtlite.operations import DotGeneral
+from aqtlite.program import magnitude
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.quantize import quantize
 from aqtlite.quantization.statistics import States
 
 if TYPE_CHECKING:
@@ -35,11 +38,14 @@ Shape = tuple[int, ...]
 WeightAxes = tuple[int | None, ...]
 
 
-def check(one: "PlannedContraction", obstacle: str | None) -> None:
+def check(
+    one: "PlannedContraction", cfg: config.DotGeneral | None, obstacle: str | None
+) -> None:
     """Checks that the weight of a contraction can have an adapter.
 
     Args:
         one: a contraction with exactly one weight.
+        cfg: the config of its rule.
         obstacle: reason why the contraction cannot be replaced, if any.
 
     Raises:
@@ -52,6 +58,8 @@ def check(one: "PlannedContraction", obstacle: str | None) -> None:
         why = f"the weight of a {one.op} has to be its second operand"
     elif any(params.get(name, 1) != 1 for name in grouped):
         why = "it is a convolution of groups of features"
+    elif magnitude.has_one(one) and cfg and (cfg.fwd.smoothing or cfg.fwd.rotation):
+        why = "magnitudes (config.Dora) take weights that are not smoothed or rotated"
     if why is not None:
         raise ValueError(
             f"its weight cannot have an adapter: {why}. Name it in a rule before, "
@@ -90,9 +98,9 @@ def shapes(one: "PlannedContraction") -> tuple[Shape, Shape]:
 
 def names(
     one: "PlannedContraction", of_weight: Sequence[Any]
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Returns the names of the axes of `lora_a` and `lora_b`: the weight's, but none
-    of the rank.
+) -> dict[str, tuple[Any, ...]]:
+    """Returns the names of the axes of the parameters: the weight's, and none of the
+    rank.
 
     Args:
         one: the contraction.
@@ -106,7 +114,11 @@ def names(
         (*leading, *(None if axis is None else of_weight[count + axis] for axis in of))
         for of in axes(one)
     )
-    return a, b
+    found = {A: a, B: b}
+    if magnitude.has_one(one):
+        place = len(leading) + axes(one)[1].index(None)
+        found[magnitude.MAGNITUDE] = (*b[:place], *b[place + 1 :])
+    return found
 
 
 def init(one: "PlannedContraction") -> dict[str, jax.Array]:
@@ -180,6 +192,12 @@ def beside(
     added = _product(one, x, a, b, others)
     wide = jnp.promote_types(out.dtype, jnp.float32)
     total = out.astype(wide) + one.adapter.scale * added.astype(wide)
+    if magnitude.has_one(one):
+        update = product_of(one)(given[A], given[B])
+        base = _decoded(one, weight).astype(jnp.float32)
+        norm = magnitude.norm(axes(one), base + update)
+        factor = given[magnitude.MAGNITUDE] / lax.stop_gradient(norm)
+        total *= magnitude.of_results(one, factor, x, others).astype(wide)
     return [total.astype(out.dtype)]
 
 
@@ -239,6 +257,37 @@ def product_of(one: "PlannedContraction") -> Callable[[Any, Any], jax.Array]:
         return scale * kernel.transpose(np.argsort(made))
 
     return product
+
+
+def _decoded(one: "PlannedContraction", weight: Any) -> jax.Array:
+    """Returns a weight as its contraction rounds it, in float."""
+    if isinstance(weight, QTensor):
+        return weight.dequant()
+    tensor = one.cfg.fwd.rhs
+    has_state = tensor.calibration.has_state or tensor.calibration.is_learned
+    if not tensor.is_quantized or has_state:
+        return weight
+    operation, _, _ = one.types()
+    found = quantize(weight, tensor.to_nearest(), operation.axes("rhs").contracting)
+    return found.dequant()
+
+
+def merged_by(
+    one: "PlannedContraction",
+) -> Callable[[Any, Mapping[str, Any]], jax.Array]:
+    """Returns the function from a weight and its adapter's parameters to their sum.
+
+    For one step of the scans around; float32.
+    """
+
+    def merged(w: jax.Array, adapter: Mapping[str, Any]) -> jax.Array:
+        total = w.astype(jnp.float32) + product_of(one)(adapter[A], adapter[B])
+        if not magnitude.has_one(one):
+            return total
+        factor = adapter[magnitude.MAGNITUDE] / magnitude.norm(axes(one), total)
+        return total * magnitude.of_weight(axes(one), factor, total.ndim)
+
+    return merged
 
 
 def _frozen(one: "PlannedContraction", weight: jax.Array) -> jax.Array:

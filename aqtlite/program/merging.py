@@ -18,6 +18,7 @@ from aqtlite.program.served import Entries
 from aqtlite.program.serving.model import ParameterAxis
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import double_scales
 from aqtlite.shapes import sharding
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -56,7 +57,7 @@ class MergeReport:
         return "\n".join(lines)
 
 
-class _Weight(NamedTuple):
+class Weight(NamedTuple):
     """A weight with an adapter, or that is frozen."""
 
     one: PlannedContraction
@@ -87,39 +88,61 @@ def merge(
         ValueError: if there is no adapter, if a weight is more than moved parameters,
             or if two contractions of one weight have adapters.
     """
-    weights = _weights_of(program, values, frozen, converter)
+    weights = weights_of(program, values, frozen, converter)
     if not any(one.adapter for one, _, _ in weights.values()):
         raise ValueError("there is nothing to merge: no rule has an adapter")
-    made = _function_of(program, weights)
-    before = [
-        jnp.zeros(x.shape, x.dtype)
-        if isinstance(x := values[i], Placeholder)
-        else jnp.asarray(x)
-        for i in made.inputs
-    ]
+    made, before = read_by(program, values, weights)
     operands, pull = jax.vjp(made, *before)
     wanted, merged = {}, []
     for location, weight in weights.items():
-        base = _rounded(program, weight, operands[location])
+        base = rounded(program, weight, operands[location])
         if weight.frozen is not None:
             base = weight.frozen.dequant()
         wanted[location] = base
         if weight.one.adapter is None:
             continue
-        update = _update(program, weight, base.shape)
-        wanted[location] = (base.astype(jnp.float32) + update).astype(base.dtype)
+        whole = _merged(program, weight, base)
+        update = whole - base.astype(jnp.float32)
+        wanted[location] = whole.astype(base.dtype)
         merged.append(_measured(program, weight, base, update, wanted[location]))
     changes = jax.tree.map(jnp.subtract, wanted, operands)
     after = [x + change for x, change in zip(before, pull(changes), strict=True)]
     for location, got in made(*after).items():
-        _check_reached(weights[location].one, got, wanted[location])
+        check_reached(weights[location].one, got, wanted[location])
     inputs = dict(zip(made.inputs, after, strict=True))
     return inputs, MergeReport(tuple(merged))
 
 
-def _weights_of(
+def read_by(
+    program: Program, values: Sequence[Any], weights: Mapping[Location, Weight]
+) -> tuple[slicing.Slice, list[Any]]:
+    """Returns the function from parameters to weights, by location, and its inputs.
+
+    Args:
+        program: the call.
+        values: inputs of its jaxpr; placeholders for frozen parameters, which are taken
+            as zeros.
+        weights: the weights.
+    """
+    made = function_of(program, weights)
+    read = [values[i] for i in made.inputs]
+    return made, [
+        jnp.zeros(x.shape, x.dtype)
+        if isinstance(x, Placeholder)
+        else x
+        if isinstance(x, jax.ShapeDtypeStruct)
+        else jnp.asarray(x)
+        for x in read
+    ]
+
+
+def weights_of(
     program: Program, values: Sequence[Any], frozen: Entries, converter: str
-) -> dict[Location, _Weight]:
+) -> dict[Location, Weight]:
+    """Returns the weights with adapters, and those that are frozen, by contraction.
+
+    The arguments are those of `merge`.
+    """
     gone = {i for i, x in enumerate(values) if isinstance(x, Placeholder)}
     found = {}
     for one, module, _ in program.numbered():
@@ -127,20 +150,18 @@ def _weights_of(
         sides = served.find(program, one, gone, entries, converter)
         if isinstance(one, PlannedContraction) and "rhs" in sides:
             steps = steps_lib.frozen_per_step(one) or ()
-            found[one.site.location] = _Weight(one, sides["rhs"].qtensor, steps)
+            found[one.site.location] = Weight(one, sides["rhs"].qtensor, steps)
     for one in program.plan.replaced():
         if one.adapter is not None and one.site.location not in found:
             steps = steps_lib.weights_per_step(one)
-            found[one.site.location] = _Weight(one, None, steps)
+            found[one.site.location] = Weight(one, None, steps)
     return found
 
 
-def _function_of(
-    program: Program, weights: Mapping[Location, _Weight]
-) -> slicing.Slice:
+def function_of(program: Program, weights: Mapping[Location, Weight]) -> slicing.Slice:
     """Returns the function from parameters to weights, by location."""
 
-    def replacement(weight: _Weight) -> Replacement:
+    def replacement(weight: Weight) -> Replacement:
         def function(values: Sequence[Any], given: None) -> tuple[Any, Any]:
             del given
             one = weight.one
@@ -172,11 +193,11 @@ def axes_of_weights(
         those of the scans around with a weight for each step.
     """
     weights = {
-        one.site.location: _Weight(one, None, steps_lib.weights_per_step(one))
+        one.site.location: Weight(one, None, steps_lib.weights_per_step(one))
         for one in program.plan.replaced()
         if one.adapter is not None
     }
-    part = _function_of(program, weights)
+    part = function_of(program, weights)
     read = [program.parameters.get(i) for i in part.inputs]
 
     def named(axis: axes.Axis | None) -> ParameterAxis | None:
@@ -191,35 +212,34 @@ def axes_of_weights(
     return found
 
 
-def _update(program: Program, weight: _Weight, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the product of an adapter, in the shape of its weight."""
+def _merged(program: Program, weight: Weight, base: jax.Array) -> jax.Array:
+    """Returns a weight with its adapter, float32."""
     one = weight.one
     adapter = program.states_of(one).adapter
-    product = low_rank.product_of(one)
-    for _ in range(sum(one.site.per_step)):
-        product = jax.vmap(product)
-    update: jax.Array = product(adapter[low_rank.A], adapter[low_rank.B])
-    if update.shape != shape:
+    if sum(one.site.per_step) != sum(weight.steps):
         raise ValueError(
             f"the adapters of {one.path!r} cannot be merged: the steps of a scan have "
             "one each, and share the weight"
         )
-    return update
+    merged = low_rank.merged_by(one)
+    for _ in range(sum(one.site.per_step)):
+        merged = jax.vmap(merged)
+    return merged(base, adapter)
 
 
 def _measured(
-    program: Program, weight: _Weight, base: Any, update: Any, wanted: Any
+    program: Program, weight: Weight, base: Any, update: Any, wanted: Any
 ) -> MergedWeight:
     """Returns what merging changes in a weight, and what rounding it would."""
     one, size = weight.one, float(jnp.linalg.norm(update))
     relative = size / max(float(jnp.linalg.norm(base)), _TINY)
     if not one.cfg.fwd.rhs.is_quantized:
         return MergedWeight(one.path, relative, None)
-    error = float(jnp.linalg.norm(_rounded(program, weight, wanted) - wanted))
+    error = float(jnp.linalg.norm(rounded(program, weight, wanted) - wanted))
     return MergedWeight(one.path, relative, error / size if size else 0.0)
 
 
-def _rounded(program: Program, weight: _Weight, w: jax.Array) -> jax.Array:
+def rounded(program: Program, weight: Weight, w: jax.Array) -> jax.Array:
     """Returns a weight rounded as the rule's config rounds it."""
     one = weight.one
     if not one.cfg.fwd.rhs.is_quantized:
@@ -230,8 +250,8 @@ def _rounded(program: Program, weight: _Weight, w: jax.Array) -> jax.Array:
 
     def rounded(w: jax.Array, states: Any) -> jax.Array:
         call = program.contraction(one, one.in_order([x, w, *others]), states)
-        values: jax.Array = call.weight_outputs("rhs").qtensor.dequant()
-        return values
+        found = double_scales.decoded(call.weight_outputs("rhs").qtensor)
+        return found.dequant()
 
     states = program.states_of(one)._replace(adapter=())
     for _ in range(sum(weight.steps)):
@@ -239,7 +259,7 @@ def _rounded(program: Program, weight: _Weight, w: jax.Array) -> jax.Array:
     return rounded(w, states)
 
 
-def _check_reached(one: PlannedContraction, got: Any, wanted: Any) -> None:
+def check_reached(one: PlannedContraction, got: Any, wanted: Any) -> None:
     """Checks that merged parameters give the weight that was wanted."""
     tolerance = 8 * float(jnp.finfo(wanted.dtype).eps)
     largest = float(jnp.max(jnp.abs(wanted), initial=0.0))

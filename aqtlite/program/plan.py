@@ -280,11 +280,10 @@ def _planned(
     )
     adapter = None if index is None else rules[index].adapter
     if adapter is not None and why != EMPTY:
-        with errors.naming(one.path):
-            low_rank.check(
-                one, why_not_quantized(site.eqn) or obstacles.why_not_replaced(site)
-            )
         one = dataclasses.replace(one, adapter=adapter)
+        obstacle = why_not_quantized(site.eqn) or obstacles.why_not_replaced(site)
+        with errors.naming(one.path):
+            low_rank.check(one, cfg, obstacle)
     if cfg is None or not one.is_quantized:
         return one
     one, cfg = visibility.decided(one, _for_operands(one, cfg))

@@ -11,8 +11,8 @@ from aqtlite import errors
 from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
+from aqtlite.program import adapter_init, contracted_in, flax_models, plan_checks
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import contracted_in, flax_models, plan_checks
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.calibration_state import State
@@ -31,6 +31,7 @@ from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.planned_operation import PlannedOperation
 from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
+from aqtlite.program.serving import guards
 from aqtlite.quantization.state_collections import DROPOUT
 from aqtlite.quantization.statistics import States
 
@@ -106,10 +107,11 @@ class QuantizedFunction:
         """
         program = self.program({}, args, kwargs)
         values = program.traced.values((args, kwargs))
-        state: dict[str, Any] = {}
-        for one, collection, entry in states_lib.init(program, values):
-            state.setdefault(collection, {})[one.kept_as] = entry
-        return state
+        adapter_init.check_keeps_weights(
+            program, "aqtlite.with_initial_adapters(fn, params, *args)"
+        )
+        started = adapter_init.start(program, values, {}, guards.FUNCTION)
+        return states_lib.first(program, values, started.adapters)
 
     def run(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]

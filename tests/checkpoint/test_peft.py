@@ -20,6 +20,7 @@ from aqtlite.checkpoint import (
     peft_config,
     save_peft,
 )
+from tests.common import normal
 
 pytestmark = pytest.mark.code("quick")
 
@@ -89,6 +90,37 @@ def test_adapters_of_peft_give_its_results(fn, moves, tmp_path):
         np.testing.assert_array_equal(mine[name], x)
 
 
+def test_magnitudes_of_dora(tmp_path):
+    dora = config.Dora(3, 7)
+    fn_q = aqtlite.quantize_function(scanned, [Rule(cfg=None, adapter=dora)], params=0)
+    params = nested(move_weights(HELD, STACKED))
+    adapters = jax.tree.map(
+        lambda a: a + 0.1 * normal(a.shape), fn_q.init_state(params, X)["params"]
+    )
+    save_peft(tmp_path / "x", adapters, dora, moves=STACKED)
+    assert peft_config(tmp_path / "x") == dora
+    loaded = load_peft(tmp_path / "x", adapters, moves=STACKED)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, loaded, adapters))
+    # As PEFT computes it, of its own tensors.
+    tensors, x = safetensors.load_file(tmp_path / "x" / FILE), np.asarray(X)
+    for i in range(2):
+        y = x
+        for name in ("up", "down"):
+            module = f"layers.{i}.{name}_proj"
+            a, b, m = (
+                tensors[f"base_model.model.{module}.{one}"]
+                for one in ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+            )
+            w = HELD[f"{module}.weight"] + 7 / 3 * b @ a
+            y = y @ (m / np.linalg.norm(w, axis=1) * w.T)
+            y = np.tanh(y) if name == "up" else y
+        x = x + y
+    out, _ = fn_q({"params": loaded}, params, X)
+    np.testing.assert_allclose(out, x, rtol=1e-4, atol=1e-5)
+    with pytest.raises(CheckpointError, match="has magnitudes, and the adapter is"):
+        save_peft(tmp_path / "y", adapters, config.Lora(3, 7), moves=STACKED)
+
+
 def test_parts_of_a_weight_have_one_first_matrix(tmp_path):
     fused = [Move(sources="fused.weight", targets=("a/w", "b/w"), axes=(1, 0))]
     fn = lambda p, x: x @ p["a"]["w"] + x @ p["b"]["w"]  # noqa: E731
@@ -112,7 +144,7 @@ def test_parts_of_a_weight_have_one_first_matrix(tmp_path):
     ("field", "value"),
     [
         ("peft_type", "IA3"),
-        ("use_dora", True),
+        ("use_dora", "yes"),
         ("bias", "all"),
         ("modules_to_save", ["head"]),
         ("rank_pattern", {"up": 4}),
@@ -136,7 +168,7 @@ def changed(tensors, case):
     elif case == "not finite":
         tensors[name] = tensors[name] * np.float32(np.nan)
     elif case == "unknown":
-        tensors["base_model.model.head.lora_magnitude_vector"] = tensors[name]
+        tensors["base_model.model.head.lora_embedding_A"] = tensors[name]
     else:
         tensors[name.replace("layers.0", "layers.7")] = tensors[name]
     return tensors
@@ -147,7 +179,7 @@ def changed(tensors, case):
     [
         ("missing", "has no .*up_proj.lora_A"),
         ("not finite", "NaN or infinities"),
-        ("unknown", "lora_magnitude_vector, which is no matrix"),
+        ("unknown", "lora_embedding_A, which is no part of an adapter"),
         ("unused", r"layers\.7.*no adapter for it"),
     ],
 )

@@ -47,9 +47,7 @@ def boxing(program: Program, variables: Mapping[str, Any]) -> Boxed:
             box = partitioning.box_of(axes[one.site.location], boxes)
         if box is None:
             return adapter
-        of_each = dict(
-            zip((low_rank.A, low_rank.B), low_rank.names(one, box.names), strict=True)
-        )
+        of_each = low_rank.names(one, box.names)
         return {
             name: box.replace(names=of_each[name]).replace_boxed(x)
             for name, x in adapter.items()

@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+from flax import linen as nn
+
 from aqtlite.flax.linen import given_variables
+from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.flax.linen.quantized_call import merged
+from aqtlite.program.serving.placeholder import is_placeholder
 from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS
 
 
@@ -54,6 +59,64 @@ def with_adapters(
     variables = given_variables.unfrozen(variables)
     params = merged(variables.get(PARAMETERS, {}), adapters)
     return {**variables, PARAMETERS: params}
+
+
+def with_initial_adapters(
+    model: QuantizedModel, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Returns variables with initial adapters, and with kernels that keep the rest.
+
+    For adapters that take what they start from out of the kernels (``init="pissa"`` of
+    a `config.Lora`); others start as by `QuantizedModel.init_adapters`. Convert the
+    result afterwards, which quantizes the rest.
+
+    >>> import flax.linen as nn
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import Rule, config
+    >>> from aqtlite.flax import quantize_model
+    >>> lora = config.Lora(rank=2, alpha=4, init="pissa")
+    >>> model = quantize_model(nn.Dense(4), [Rule(cfg=None, adapter=lora)])
+    >>> x = jnp.eye(8)
+    >>> variables = model.model.init(jax.random.key(0), x)
+    >>> started = with_initial_adapters(model, variables, x)
+    >>> error = model.apply(started, x) - model.model.apply(variables, x)
+    >>> bool(abs(error).max() < 1e-5)
+    True
+
+    Args:
+        model: result of `quantize_model`, by rules with adapters.
+        variables: its float variables.
+        *args: arguments of `apply`, or their shapes.
+        **kwargs: as `args`.
+
+    Raises:
+        ValueError: if a kernel is frozen that an adapter starts from, or if a weight
+            that changes is more than moved parameters.
+    """
+    adapters, changed = model.traced(variables, args, kwargs).started()
+    variables = given_variables.unfrozen(variables)
+    params = with_values(variables[PARAMETERS], changed)
+    return with_adapters({**variables, PARAMETERS: params}, adapters)
+
+
+def with_values(params: Any, changed: Mapping[tuple[str, ...], Any]) -> Any:
+    """Returns parameters with some replaced, in their boxes.
+
+    Args:
+        params: the parameters.
+        changed: new ones, by path.
+    """
+
+    def replaced(path: Any, node: Any) -> Any:
+        value = changed.get(tuple(str(key.key) for key in path))
+        return node if value is None else nn.meta.replace_boxed(node, value)
+
+    return jax.tree.map_with_path(
+        replaced,
+        params,
+        is_leaf=lambda x: nn.meta.is_axis_metadata(x) or is_placeholder(x),
+    )
 
 
 def without_adapters(params: Any) -> Any:

@@ -3,15 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-from flax import linen as nn
-
 from aqtlite.flax.linen import given_variables
-from aqtlite.flax.linen.adapters import without_adapters
+from aqtlite.flax.linen.adapters import with_values, without_adapters
 from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.program.merging import MergeReport
 from aqtlite.program.serving.frozen_record import COLLECTION
-from aqtlite.program.serving.placeholder import is_placeholder
 from aqtlite.quantization.state_collections import PARAMETERS
 
 
@@ -51,15 +47,6 @@ def merge_adapters(
     if report is not None:
         report(found)
     variables = given_variables.unfrozen(variables)
-    boxes = nn.meta.is_axis_metadata
-    params = variables[PARAMETERS]
-
-    def merged(path: Any, node: Any) -> Any:
-        value = changed.get(tuple(str(key.key) for key in path))
-        return node if value is None else nn.meta.replace_boxed(node, value)
-
-    params = jax.tree.map_with_path(
-        merged, params, is_leaf=lambda x: boxes(x) or is_placeholder(x)
-    )
+    params = with_values(variables[PARAMETERS], changed)
     others = {k: v for k, v in variables.items() if k not in (COLLECTION, PARAMETERS)}
     return {**others, PARAMETERS: without_adapters(params)}

@@ -14,8 +14,14 @@ from aqtlite.flax.linen import adapter_axes, cache, given_variables, statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
+from aqtlite.program import (
+    adapter_init,
+    flax_models,
+    merging,
+    plan_checks,
+    served,
+)
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import flax_models, low_rank, merging, plan_checks, served
 from aqtlite.program import plan as planning
 from aqtlite.program.merging import MergeReport
 from aqtlite.program.plan import Plan
@@ -37,6 +43,8 @@ from aqtlite.quantization.state_collections import (
     STATISTICS,
 )
 from aqtlite.quantization.statistics import States
+
+_WITH_WEIGHTS = "aqtlite.flax.with_initial_adapters(model, variables, *args)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +111,13 @@ class TracedCall:
         """Returns the states before the first call, by collection and path."""
         states: dict[str, Any] = {}
         boxed = adapter_axes.boxing(self.program, self.variables)
-        for one, collection, entry in states_lib.init(self.program, self.values):
+        adapter_init.check_keeps_weights(self.program, _WITH_WEIGHTS)
+        started = adapter_init.start(
+            self.program, self.values, self._frozen(), guards.LINEN
+        )
+        for one, collection, entry in states_lib.init(
+            self.program, self.values, started.adapters
+        ):
             if ADAPTER in entry:
                 entry = {**entry, ADAPTER: boxed(one, entry[ADAPTER])}
             put(states, collection, self.program.place_of(one), entry)
@@ -111,14 +125,23 @@ class TracedCall:
 
     def init_adapters(self) -> dict[str, Any]:
         """Returns the initial parameters of adapters, nested by path."""
+        adapter_init.check_keeps_weights(self.program, _WITH_WEIGHTS)
+        return self.started()[0]
+
+    def started(self) -> tuple[dict[str, Any], dict[Path, jax.Array]]:
+        """Returns the initial adapters, nested by path, and changed parameters."""
+        started = adapter_init.start(
+            self.program, self.values, self._frozen(), guards.LINEN
+        )
+        parameters = self.program.parameters
+        changed = {parameters[i].path: x for i, x in started.changed.items()}
         states: dict[str, Any] = {}
         boxed = adapter_axes.boxing(self.program, self.variables)
         for one in self.program.plan.replaced():
             if one.adapter is not None:
-                entry = {ADAPTER: boxed(one, low_rank.init(one))}
+                entry = {ADAPTER: boxed(one, started.adapters[one.site.location])}
                 put(states, PARAMETERS, self.program.place_of(one), entry)
-        adapters: dict[str, Any] = states.get(PARAMETERS, {})
-        return adapters
+        return states.get(PARAMETERS, {}), changed
 
     def merged(self) -> tuple[dict[Path, jax.Array], MergeReport]:
         """Returns the parameters with adapters merged, by path, and what changed."""

@@ -40,10 +40,9 @@ def metadata_of_adapters(
         else:
             names, beside = partitioning.names_of_weight(frozen)
         if any(names):
-            of_each = low_rank.names(one, names)
             found[one.kept_as] = {
                 name: partitioning.metadata_of_names(each, beside)
-                for name, each in zip((low_rank.A, low_rank.B), of_each, strict=True)
+                for name, each in low_rank.names(one, names).items()
             }
     return found
 

@@ -15,11 +15,14 @@ from aqtlite.flax.nnx.model import (
     Quantization,
     QuantizedLayer,
     QuantizedModel,
+    collection_of,
 )
 from aqtlite.flax.nnx.pure import PureCall
+from aqtlite.program import adapter_init, calibration_state
 from aqtlite.program import rules as rules_lib
-from aqtlite.program.convert import program_of
+from aqtlite.program.convert import frozen_by_module, program_of
 from aqtlite.program.plan import Plan
+from aqtlite.program.serving import guards
 from aqtlite.program.serving.placeholder import is_placeholder
 from aqtlite.quantization.state_collections import ADAPTER
 
@@ -184,7 +187,8 @@ def init_state(
     """Creates the variables of adapters, and of calibrations that have states.
 
     Adapters are `nnx.LoRAParam`s, also of a converted model. Existing variables are
-    kept. Learned scales start from the values of this call. Create optimizers
+    kept. Learned scales start from the values of this call. Adapters with
+    ``init="pissa"`` take what they start from out of the kernels. Create optimizers
     afterwards.
 
     Args:
@@ -205,14 +209,26 @@ def init_state(
         is_leaf=is_placeholder,
     )
     function = function_of(quantized, call)
-    state = function.init_state(*arguments)
+    params, *others = arguments
+    program = program_of(function, params, tuple(others), {}, {})
+    leaves, treedef = jax.tree.flatten(call.arguments, is_leaf=is_placeholder)
+    started = adapter_init.start(
+        program,
+        [leaves[i] for i in program.traced.leaves],
+        frozen_by_module(collection_of(quantized)),
+        guards.NNX,
+    )
+    values = program.traced.values((arguments, {}))
+    state = calibration_state.first(program, values, started.adapters)
+    if started.changed and not quantized.aqt.learned:
+        for i, x in started.changed.items():
+            leaves[program.traced.leaves[i]] = x
+        call.replace_params(jax.tree.unflatten(treedef, leaves)[0])
     adapters = [rule.adapter for rule in quantized.aqt.rules if rule.adapter]
     if any(one.dropout for one in adapters) and quantized.aqt.rngs is None:
         quantized.aqt.rngs = nnx.data(nnx.Rngs(dropout=adapters[0].seed))
     metadata: Mapping[str, Any] = {}
     if adapters:
-        params, *others = arguments
-        program = program_of(function, params, tuple(others), {}, {})
         metadata = adapter_axes.metadata_of_adapters(quantized, call, program)
     for collection, entries in state.items():
         attribute, variable = KINDS[collection]
