@@ -542,7 +542,7 @@ def test_collectives_of_serving():
     )
     rows = serving.SERVING_ROWS
     large = [one for one in frozen if one.bytes > 4 * rows]
-    assert [(x.kind, x.bytes) for x in large] == [(x.kind, x.bytes) for x in plain]
+    assert [(x.op, x.bytes) for x in large] == [(x.op, x.bytes) for x in plain]
     assert len(frozen) <= len(plain) + 1
     assert off == 0
 
