@@ -89,16 +89,13 @@ def _in_run(
                 if name in arguments
             }
         elif one.opcode == "get-tuple-element":
-            index = one.attributes.partition("index=")[2].partition(",")[0].split()
             of = tuples.get(one.operands[0], {})
-            if index and int(index[0]) in of:
-                arguments[one.name] = of[int(index[0])]
+            if one.index in of:
+                arguments[one.name] = of[one.index]
         elif one.opcode == "while":
             passed = tuples.get(one.operands[0], {})
             tuples[one.name] = passed
-            for name in one.called.get("body", ()):
-                times = run.times * (one.trips or 1)
-                inner = Run(module.computations[name], times, True, None)
+            for inner in module.called_by(one, run):
                 yield from _in_run(module, inner, passed, path_of)
         elif one.opcode == "call":
             continue

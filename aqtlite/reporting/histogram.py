@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from aqtlite import errors
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes import block_shapes
 
 _BINS = 64
 
@@ -57,7 +59,7 @@ def of(name: str, x: Any, quantized: Any) -> Histogram:
             f"{quantized.shape}: give the operand that was quantized"
         )
     rounded = np.asarray(quantized.dequant(), np.float32)
-    scale = _scale(np.asarray(quantized.scale, np.float32), exact.shape)
+    scale = _scale(quantized.scale, exact.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
         left, right = exact / scale, rounded / scale
     left, right = left[np.isfinite(left)], right[np.isfinite(right)]
@@ -77,11 +79,10 @@ def of(name: str, x: Any, quantized: Any) -> Histogram:
     )
 
 
-def _scale(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Repeats scales of channels and blocks to a shape; one where they do not fit."""
-    sizes = list(zip(scale.shape, shape, strict=False))
+def _scale(scale: jax.Array, shape: tuple[int, ...]) -> np.ndarray:
+    """Repeats scales of blocks, one for each element; one where they do not fit."""
+    sizes = zip(scale.shape, shape, strict=False)
     if scale.ndim != len(shape) or any(size % n for n, size in sizes):
         return np.ones((), np.float32)
-    for axis, (n, size) in enumerate(sizes):
-        scale = np.repeat(scale, size // n, axis)
-    return scale
+    every = block_shapes.repeat(scale, shape, range(len(shape)))
+    return np.asarray(every, np.float32)
