@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.invariance.arithmetic import Written, mul, polynomial, where
+from aqtlite.invariance.arithmetic import Written, polynomial, where
+from aqtlite.invariance.rounding import mul
 
 _f, _u = np.float32, np.uint32
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.invariance.rounding import barrier
+from aqtlite.invariance.rounding import barrier, mul
 from aqtlite.lowering.elementwise import ElementwiseOnTarget
 
 _f = np.float32
@@ -52,11 +52,6 @@ def where(condition, x, y):
         for one in (x, y)
     )
     return lax.select(condition, x, y)
-
-
-def mul(x, y):
-    """Multiplies, and rounds the product."""
-    return barrier(lax.mul(x, y))
 
 
 def div(x, y):

@@ -10,7 +10,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.invariance.rounding import barrier
+from aqtlite.invariance.rounding import mul
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.shapes.dimension_numbers import DimensionNumbers
 
@@ -63,7 +63,7 @@ def added(out, lhs, rhs):
 def _added(out, lhs, rhs):
     """Adds the products of some contracted elements, one by one."""
     for i in range(lhs.shape[1]):
-        out = out + barrier(lhs[:, i, :, None] * rhs[:, i, None, :])
+        out = out + mul(*jnp.broadcast_arrays(lhs[:, i, :, None], rhs[:, i, None, :]))
     return out
 
 

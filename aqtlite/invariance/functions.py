@@ -14,12 +14,11 @@ from aqtlite.invariance.angles import COS, SIN
 from aqtlite.invariance.arithmetic import (
     Written,
     div,
-    mul,
     polynomial,
     sqrt,
     where,
 )
-from aqtlite.invariance.rounding import barrier
+from aqtlite.invariance.rounding import barrier, mul
 
 _f = np.float32
 _LN2 = _f(0.693145751953125), _f(1.428606820309417e-06)  # 15 bits, and the rest

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite.invariance.contractions import UNROLLED, Dot, matrices
-from aqtlite.invariance.rounding import barrier
+from aqtlite.invariance.rounding import mul
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.shapes import ragged_axes
 
@@ -86,7 +86,8 @@ def _of_rows(lhs, rhs, ids):
     def add(k, out):
         matrix = lax.dynamic_index_in_dim(rhs, k, keepdims=False)
         row = lax.dynamic_index_in_dim(lhs, k, keepdims=False)
-        return out + barrier(row[:, None] * jnp.take(matrix, ids, 0, mode="clip"))
+        matrix = jnp.take(matrix, ids, 0, mode="clip")
+        return out + mul(*jnp.broadcast_arrays(row[:, None], matrix))
 
     out = _repeated(size, add, out)
     return jnp.where((ids < count)[:, None], out, 0)
@@ -107,7 +108,7 @@ def _in_groups(lhs, rhs, ids, count):
         left = lax.dynamic_index_in_dim(lhs, k, keepdims=False)
         right = lax.dynamic_index_in_dim(rhs, k, keepdims=False)
         old = lax.dynamic_index_in_dim(out, ids[k], keepdims=False)
-        new = old + barrier(left[:, None] * right)
+        new = old + mul(*jnp.broadcast_arrays(left[:, None], right))
         return lax.dynamic_update_index_in_dim(out, new, ids[k], 0)
 
     return lax.fori_loop(0, lhs.shape[0], add, out)[:count]

@@ -8,7 +8,7 @@ then repeated for each shape.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -127,7 +127,7 @@ class _Step(NamedTuple):
     """Numbers of its operands among the arguments, then the results of all steps."""
 
     element: ir.Type
-    attributes: dict[str, ir.Attribute]
+    attributes: tuple[tuple[str, ir.Attribute], ...]
 
 
 class _Steps(NamedTuple):
@@ -164,22 +164,22 @@ def _lowered_for_scalars(
     with ir.InsertionPoint(body):
         lower = mlir.lower_fun(form, multiple_results=False)
         (output,) = lower(context, *body.arguments)
-    steps, numbers = [], {x: number for number, x in enumerate(body.arguments)}
+    steps: dict[_Step, int] = {}  # Equal ones once.
+    numbers = {x: number for number, x in enumerate(body.arguments)}
+    count = len(numbers)
     for one in body.operations:
         operation = one.operation
         (result,) = operation.results
         attributes = operation.attributes
         pairs = (attributes[number] for number in range(len(attributes)))
-        steps.append(
-            _Step(
-                operation.name,
-                tuple(numbers[x] for x in operation.operands),
-                _Value(result, ()).element,
-                {x.name: x.attr for x in pairs},
-            )
+        step = _Step(
+            operation.name,
+            tuple(numbers[x] for x in operation.operands),
+            _Value(result, ()).element,
+            tuple((x.name, x.attr) for x in pairs),
         )
-        numbers[result] = len(numbers)
-    return _Steps(steps, numbers[output])
+        numbers[result] = steps.setdefault(step, count + len(steps))
+    return _Steps([*steps], numbers[output])
 
 
 class _Value(NamedTuple):
@@ -198,7 +198,7 @@ class _Value(NamedTuple):
         if self.shape == shape:
             return self.value
         axes = ir.DenseI64ArrayAttr.get(range(len(self.shape)))
-        attributes = {"broadcast_dimensions": axes}
+        attributes = (("broadcast_dimensions", axes),)
         return _operation(
             "stablehlo.broadcast_in_dim", [self.value], self.element, shape, attributes
         )
@@ -225,7 +225,7 @@ def _operation(
     operands: Sequence[ir.Value],
     element: ir.Type,
     shape: Shape,
-    attributes: Mapping[str, ir.Attribute],
+    attributes: Iterable[tuple[str, ir.Attribute]],
 ) -> ir.Value:
     made = ir.Operation.create(
         name,
