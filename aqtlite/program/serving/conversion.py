@@ -3,7 +3,6 @@
 Independent of the framework: a `Model` puts the frozen weights into its variables.
 """
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -31,7 +30,7 @@ from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.program.serving.weights import Weight
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import double_scales, gptq
+from aqtlite.quantization import gptq
 
 
 def check_call(
@@ -320,29 +319,22 @@ class WeightFreezer:
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
         """Quantizes a weight from the values of its `inputs`, in order."""
-        outputs = weight.outputs, weight.made.prepared, weight.made.damping
+        made = weight.made
+        outputs = weight.outputs, made.signal, made.noise, made.damping
         part = slicing.slice_outputs(weight.trace.jaxpr, outputs)
         read = weight.trace.inputs
         places = [weight.inputs.index(read[i]) for i in part.inputs]
 
         def run(*values: jax.Array) -> FrozenWeight:
-            stored, smoothed, damping = part(*(values[place] for place in places))
+            stored, *measured, damping = part(*(values[place] for place in places))
             qtensor = stored[weight.record.operand.side]
-            measured = signal_and_noise(smoothed, qtensor)
             values_of_floats = stored.get(IDENTITY)
             if weight.compared:
                 stay = [values[weight.inputs.index(one)] for one in weight.compared]
                 values_of_floats = identity.sample_parameters(stay)
-            return FrozenWeight(qtensor, *measured, values_of_floats, damping)
+            signal, noise = map(jnp.sum, measured)
+            return FrozenWeight(qtensor, signal, noise, values_of_floats, damping)
 
         frozen: FrozenWeight = self._run(run, *params)
         _warn_of_rounding(weight, frozen.damping)
         return frozen
-
-
-def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:
-    """Returns the sums of squares of an array and of its quantization error."""
-    x = x.astype(jnp.float32)
-    served = double_scales.decoded(qtensor)
-    noise = x - dataclasses.replace(served, dtype=jnp.dtype("float32")).dequant()
-    return jnp.sum(x * x), jnp.sum(noise * noise)
