@@ -73,7 +73,7 @@ def convert_function(
             `QTensor`, whose integers are kept where the config has its grid and blocks
             and the function only moves it; else it is decoded and rounded again.
         *args: its other arguments, or their shapes.
-        state: state of the calibrations, if they have one.
+        state: state of the calibrations, if they have one; else it may be empty.
         strict: raise if a weight stays in float.
         report: function to call with the `ConversionReport`; `print` prints a table.
         **kwargs: as `args`.
@@ -118,10 +118,11 @@ def convert_function(
     has_state = fn_q.has_state or any(
         bool(one.collections) for one in program.plan.replaced()
     )
-    if has_state != (state is not None):
+    # Without calibrations that have one, `init_state` returns an empty state.
+    if (has_state and state is None) or (state and not has_state):
         raise ValueError(
             "state= is the state of the quantized function's calibrations, "
-            + ("which have none" if state is not None else "and was not given")
+            + ("which have none" if state else "and was not given")
         )
     if not quantized:
         raise ValueError(
