@@ -20,19 +20,23 @@ from aqtlite.program.serving import (
     statistics_uses,
 )
 from aqtlite.program.serving.framework import KeyPath, Model
-from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    FrozenEntry,
+    frozen_entries,
+)
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
     Parameter,
-    StoredWeight,
     by_input,
     parameters_of,
 )
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, marker_of
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
@@ -183,11 +187,10 @@ _KEYS = {"params", "state", COLLECTION}
 
 def frozen_by_module(collection: Mapping[str, Any]) -> served.Entries:
     """Returns the frozen weights of serving parameters, by the path of their module."""
+    paths = {module: tuple(filter(None, module.split("/"))) for module in collection}
     return {
-        tuple(filter(None, module.split("/"))): [
-            one for _, one in frozen_entries(entries)
-        ]
-        for module, entries in collection.items()
+        path: list(frozen_entries(collection[module], path))
+        for module, path in paths.items()
     }
 
 
@@ -268,13 +271,14 @@ class FunctionModel(Model):
 
     def serving(
         self,
-        stored: Sequence[StoredWeight],
+        weights: Sequence[Weight],
+        stored: Sequence[FrozenEntry],
         frozen: Mapping[Parameter, Placeholder],
     ) -> Any:
         """Returns the serving parameters of a `ServingFunction`."""
         collection: dict[str, Any] = {}
         for one in stored:
-            collection.setdefault("/".join(one.module), {})[one.name] = one.entry
+            collection.setdefault("/".join(one.module), {})[one.name] = one.stored
         state = dict(self._state)
         if STATISTICS in state:
             state[STATISTICS] = second_moment.without(state[STATISTICS])

@@ -146,8 +146,8 @@ def module_variables(scope: Scope) -> ModuleVariables:
     guards.check_restored(variables.get(COLLECTION, {}))
     frozen = [
         one._replace(values=nn.meta.unbox(one.values))
-        for module, one in frozen_entries(variables.get(COLLECTION, {}))
-        if not module
+        for one in frozen_entries(variables.get(COLLECTION, {}))
+        if not one.module
     ]
     return ModuleVariables(
         scope.path,
@@ -174,7 +174,7 @@ def _find(root: Scope, path: str) -> Any:
 def _records(root: Scope) -> list[tuple[tuple[str, ...], FrozenRecord]]:
     """Returns the records of weights below a root, each with its module's path."""
     entries = frozen_entries(root.variables().get(COLLECTION, {}), root.path)
-    return [(module, one.record) for module, one in entries]
+    return [(one.module, one.record) for one in entries]
 
 
 def _unboxed(value: Any) -> Any:

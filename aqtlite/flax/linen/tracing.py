@@ -22,7 +22,7 @@ from aqtlite.program.program import Program
 from aqtlite.program.serving import given, identity, statistics_uses
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.framework import Model
-from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION, FrozenEntry
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
@@ -31,10 +31,10 @@ from aqtlite.program.serving.model import (
     Parameter,
     Place,
     StoredOperand,
-    StoredWeight,
     by_input,
 )
 from aqtlite.program.serving.placeholder import Placeholder, marker_of
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
@@ -169,18 +169,20 @@ class LinenModel(Model):
 
     def serving(
         self,
-        stored: Sequence[StoredWeight],
+        weights: Sequence[Weight],
+        stored: Sequence[FrozenEntry],
         frozen: Mapping[Parameter, Placeholder],
     ) -> dict[str, Any]:
         params = self.left_in_float(self._variables["params"], frozen)
         is_boxed = any(map(nn.meta.is_axis_metadata, _nodes(params)))
         boxes = partitioning.boxes_of(params, self.parameters) if is_boxed else {}
         collection: dict[str, Any] = {}
-        for one in stored:
+        for weight, one in zip(weights, stored, strict=True):
             tree = collection
             for step in one.module:
                 tree = tree.setdefault(step, {})
-            tree[one.name] = (partitioning.boxed(one, boxes) if boxes else one).entry
+            boxed = partitioning.boxed(weight, one, boxes) if boxes else one
+            tree[one.name] = boxed.stored
         marked = {
             parameter: dataclasses.replace(
                 one,

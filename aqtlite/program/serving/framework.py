@@ -7,18 +7,19 @@ from typing import Any
 import jax
 
 from aqtlite.program.serving.contraction import OperandKey
+from aqtlite.program.serving.frozen_record import FrozenEntry
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
     Parameter,
-    StoredWeight,
     buffers_of,
     parameters_of,
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.statistics_uses import Uses
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
 
 KeyPath = tuple[Any, ...]
@@ -114,7 +115,8 @@ class Model(abc.ABC):
     @abc.abstractmethod
     def serving(
         self,
-        stored: Sequence[StoredWeight],
+        weights: Sequence[Weight],
+        stored: Sequence[FrozenEntry],
         frozen: Mapping[Parameter, Placeholder],
     ) -> Any:
         """Returns the serving variables, or shapes if the model's values are shapes.
@@ -122,7 +124,8 @@ class Model(abc.ABC):
         Second moments of inputs, which only a conversion reads, are left out.
 
         Args:
-            stored: the frozen weights.
+            weights: the weights of the plan.
+            stored: what of each is stored.
             frozen: placeholders for the parameters that nothing else reads.
         """
 

@@ -15,7 +15,8 @@ from aqtlite.program.serving.model import (
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder, sliced_axes
-from aqtlite.program.serving.weights import Member, Refusal, Weight
+from aqtlite.program.serving.weight import Member, Weight
+from aqtlite.program.serving.weights import Refusal
 
 _Refusals = dict[Member, Refusal]
 """Reasons why operands are not frozen."""
