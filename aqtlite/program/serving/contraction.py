@@ -11,7 +11,6 @@ from aqtlite.config import arithmetic
 from aqtlite.contraction import poison
 from aqtlite.contraction.contract import is_product
 from aqtlite.operations import Operation, Side
-from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
@@ -45,8 +44,9 @@ class WeightOutputs:
     prepared: Any
     """The operand smoothed and rotated, before it is pruned and quantized."""
 
-    values: Any
-    """`identity.values_of(original)`."""
+    values: Any = None
+    """Values that identify the float operand, in a framework whose calls do not see how
+    it is computed."""
 
     damping: Any = None
     """`gptq.Rounded.damping`; None for a weight rounded as in training."""
@@ -127,8 +127,7 @@ class Contraction:
         qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
         tensor = getattr(self.cfg.fwd, side)
         pruned = sparsity.of(tensor, operand.shape, self.operation.axes(side))
-        values = identity.values_of(x)
-        return WeightOutputs(qtensor, x, prepared, values, damping, pruned)
+        return WeightOutputs(qtensor, x, prepared, damping=damping, sparsity=pruned)
 
     def _quantized(self, operand: Operand, x: Any) -> tuple[QTensor, jax.Array | None]:
         """Quantizes an operand in the fastest layout.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord, Operand
@@ -12,6 +12,21 @@ from aqtlite.program.serving.model import (
     FoundOperand,
     Parameter,
     ParameterAxis,
+)
+
+
+class Refusal(NamedTuple):
+    """The reason why an operand is not frozen."""
+
+    why: str
+    is_expected: bool = False
+    """Whether it is no candidate, such as an activation, or stays float on request."""
+
+
+UNTOLD = Refusal(
+    "what it is made of could not be told at a call: it mixes elements (by a sum or a "
+    "contraction), differs between the steps of a scan, or is partly made of a "
+    "parameter that stays in float"
 )
 
 Member = tuple[int, OperandKey]

@@ -7,15 +7,12 @@ cannot be frozen are returned with the reason.
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
-from jax.extend import core
 
-from aqtlite.jaxpr import analysis, slicing
+from aqtlite.jaxpr import analysis
 from aqtlite.program import unsummed
-from aqtlite.program.serving import identity
 from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
 from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import FrozenRecord
@@ -26,16 +23,7 @@ from aqtlite.program.serving.model import (
     Leaf,
     Parameter,
 )
-from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.program.serving.weight import Weight
-
-
-class Refusal(NamedTuple):
-    """The reason why an operand is not frozen."""
-
-    why: str
-    is_expected: bool = False
-    """Whether it is no candidate, such as an activation, or stays float on request."""
+from aqtlite.program.serving.weight import Refusal, Weight
 
 
 def check_some(discoveries: Sequence[Discovery]) -> None:
@@ -90,8 +78,8 @@ def _made_of_weights(
 ) -> set[OperandKey]:
     """Returns weights that may be the result of an injected contraction of weights.
 
-    Serving knows what is made of parameters by evaluating it with placeholders, which
-    contractions are not.
+    A function in a layer knows what is made of parameters by values that stand for
+    them, and a contraction has none to give.
     """
     found = set()
     for rhs in chosen:
@@ -256,44 +244,3 @@ def _paths_of(
 def _sorted(inputs: Iterable[Parameter | Buffer], kind: type[Leaf]) -> list[Leaf]:
     """Returns the parameters, or the buffers, in ascending order."""
     return sorted(one for one in inputs if isinstance(one, kind))
-
-
-def fingerprints(
-    model: Model,
-    call: int,
-    keys: Collection[OperandKey],
-    frozen: Mapping[Parameter, Placeholder],
-) -> list[identity.Fingerprint | None]:
-    """Evaluates the fingerprints that operands will have at serving time.
-
-    Args:
-        model: the model.
-        call: index of the call.
-        keys: keys of weights of injected contractions.
-        frozen: placeholders of the frozen parameters.
-
-    Returns:
-        For each weight, in the order of `record_weights`, its fingerprint; None if that
-        depends on values that stay in float, or as in `identity.from_values`.
-    """
-
-    trace = model.record_fingerprints(call, keys, frozen)
-    depends = analysis.output_dependencies(trace.jaxpr)
-    stored = [one.arrays for one in trace.stored]
-    fixed = {
-        i: outputs
-        for i, outputs in enumerate(stored)
-        if not any(depends[output] for output in outputs)
-    }
-    evaluated = slicing.slice_outputs(trace.jaxpr, fixed)
-    # Compiled as a whole: evaluated eagerly, each equation would be a program.
-    with jax.disable_jit(False), jax.debug_nans(False):
-        program = jax.jit(core.jaxpr_as_fun(evaluated.jaxpr)).lower().compile()
-        with jax.ensure_compile_time_eval():
-            values = evaluated.unflatten(program())
-        return [
-            identity.from_values([np.asarray(value) for value in values[i]])
-            if i in values
-            else None
-            for i in range(len(stored))
-        ]
