@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.program import served
+from aqtlite.program import served, weight_parameters
 from aqtlite.program.calibration_state import State
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
@@ -316,7 +316,11 @@ class FunctionModel(Model):
         return jax.tree.unflatten(treedef, leaves)
 
     def quantized_elsewhere(self) -> dict[Parameter, str]:
-        found = (one for each in self._programs for one in each.quantized_elsewhere())
+        found = (
+            one
+            for each in self._programs
+            for one in weight_parameters.quantized_elsewhere(each.plan, each.parameters)
+        )
         return dict.fromkeys(found, _QUANTIZED_ELSEWHERE)
 
 

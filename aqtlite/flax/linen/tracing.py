@@ -16,7 +16,7 @@ from aqtlite.flax.linen.bare.recording import Recorder
 from aqtlite.flax.linen.caller import Caller
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.jaxpr import sites, tracing
-from aqtlite.program import flax_models
+from aqtlite.program import flax_models, weight_parameters
 from aqtlite.program.program import Program
 from aqtlite.program.serving import given, statistics_uses
 from aqtlite.program.serving.contraction import Contraction
@@ -172,7 +172,11 @@ class LinenModel(Model):
     ) -> list[Identity | Refusal | None]:
         """Traces a call as it is served, and returns the weights' fingerprints."""
         program = self._programs[call]
-        of_rules = set() if program is None else program.parameters_of_weights()
+        of_rules = set[Parameter]()
+        if program is not None:
+            of_rules = weight_parameters.quantized_weights(
+                program.plan, program.parameters
+            )
         injected = {one: x for one, x in frozen.items() if one not in of_rules}
         params = frozen_kernel.in_place_of(self._variables["params"], injected)
         keys = {one.key for one in weights}
