@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.program import served
+from aqtlite.program import served, weight_parameters
 from aqtlite.program.calibration_state import State
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
@@ -20,19 +20,23 @@ from aqtlite.program.serving import (
     statistics_uses,
 )
 from aqtlite.program.serving.framework import KeyPath, Model
-from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    FrozenEntry,
+    frozen_entries,
+)
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
     Parameter,
-    StoredWeight,
     by_input,
     parameters_of,
 )
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, marker_of
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
@@ -184,11 +188,10 @@ _KEYS = {"params", "state", COLLECTION}
 
 def frozen_by_module(collection: Mapping[str, Any]) -> served.Entries:
     """Returns the frozen weights of serving parameters, by the path of their module."""
+    paths = {module: tuple(filter(None, module.split("/"))) for module in collection}
     return {
-        tuple(filter(None, module.split("/"))): [
-            one for _, one in frozen_entries(entries)
-        ]
-        for module, entries in collection.items()
+        path: list(frozen_entries(collection[module], path))
+        for module, path in paths.items()
     }
 
 
@@ -269,13 +272,14 @@ class FunctionModel(Model):
 
     def serving(
         self,
-        stored: Sequence[StoredWeight],
+        weights: Sequence[Weight],
+        stored: Sequence[FrozenEntry],
         frozen: Mapping[Parameter, Placeholder],
     ) -> Any:
         """Returns the serving parameters of a `ServingFunction`."""
         collection: dict[str, Any] = {}
         for one in stored:
-            collection.setdefault("/".join(one.module), {})[one.name] = one.entry
+            collection.setdefault("/".join(one.module), {})[one.name] = one.stored
         state = dict(self._state)
         if STATISTICS in state:
             state[STATISTICS] = second_moment.without(state[STATISTICS])
@@ -313,7 +317,11 @@ class FunctionModel(Model):
         return jax.tree.unflatten(treedef, leaves)
 
     def quantized_elsewhere(self) -> dict[Parameter, str]:
-        found = (one for each in self._programs for one in each.quantized_elsewhere())
+        found = (
+            one
+            for each in self._programs
+            for one in weight_parameters.quantized_elsewhere(each.plan, each.parameters)
+        )
         return dict.fromkeys(found, _QUANTIZED_ELSEWHERE)
 
 

@@ -12,7 +12,6 @@ from aqtlite.config import arithmetic
 from aqtlite.contraction import poison
 from aqtlite.contraction.contract import is_product
 from aqtlite.operations import Operation, Side
-from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
@@ -56,8 +55,9 @@ class WeightOutputs:
     noise: Any
     """Sum of squares of the quantization error, like `signal`."""
 
-    values: Any
-    """`identity.values_of(original)`."""
+    values: Any = None
+    """Values that identify the float operand, in a framework whose calls do not see how
+    it is computed."""
 
     damping: Any = None
     """`gptq.Rounded.damping`; None for a weight rounded as in training."""
@@ -142,8 +142,9 @@ class Contraction:
         measured = signal_and_noise(prepared, qtensor)
         if qtensor.order is not None:
             prepared = prepared.transpose(qtensor.order)
-        values = identity.values_of(x)
-        return WeightOutputs(qtensor, x, prepared, *measured, values, damping, pruned)
+        return WeightOutputs(
+            qtensor, x, prepared, *measured, damping=damping, sparsity=pruned
+        )
 
     def _quantized(self, operand: Operand, x: Any) -> tuple[QTensor, jax.Array | None]:
         """Quantizes an operand in the fastest layout.
