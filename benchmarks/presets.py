@@ -5,9 +5,10 @@
 
 A transformer of the demo is trained in float32 and with each preset, from the same
 seeds and on the same text. Presets that need statistics quantize the float models after
-training, their attention left in float. Each preset is compiled once for all seeds, and
-its row printed as soon as it is measured; with `--keep`, rows are also written to a
-file, and those that are in it are not measured again. The columns:
+training; they leave attention in float, and so do those of weights alone. Each preset
+is compiled once for all seeds, and its row printed as soon as it is measured; with
+`--keep`, rows are also written to a file, and those that are in it are not measured
+again. The columns:
 
 - loss: validation loss of the served model, less float32's, in nats per byte: the mean
   over seeds, and the lowest and highest;
@@ -130,7 +131,10 @@ class Subject:
         if name in AFTER_TRAINING:
             model = Transformer(*sizes, dot_general=AqtDotGeneral(cfg))
             return cls(name, model, jax.jit(model.init), jax.jit(model.apply), None, 0)
-        model = Transformer(*sizes, cfg=cfg if cfg.is_quantized else None)
+        if cfg.is_quantized and not cfg.fwd.lhs.is_quantized:
+            model = Transformer(*sizes, dot_general=AqtDotGeneral(cfg))
+        else:
+            model = Transformer(*sizes, cfg=cfg if cfg.is_quantized else None)
         batch = jnp.asarray(data.validation[0])
         tx = training.optimizer(options.lr, options.steps)
         variables = jax.eval_shape(model.init, jax.random.key(0), batch[:, :-1])

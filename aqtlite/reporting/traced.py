@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,9 @@ from aqtlite.program import injected
 from aqtlite.program.equation import equation_of
 from aqtlite.program.naming import by_scope_or_leaf, numbered
 from aqtlite.program.planned_operand import PlannedOperand
-from aqtlite.reporting import macs, sizes
+from aqtlite.reporting import macs, scales, sizes
 from aqtlite.reporting.products import both
+from aqtlite.reporting.scales import Argument, Scale
 from aqtlite.shapes.sharding import describe
 
 Role = Literal["forward", "gradient", "recomputed"]
@@ -71,6 +72,9 @@ class TracedContraction:
     why_float: str
     """Why no rule quantizes it, where that is known without rules."""
 
+    scales: tuple[Scale, ...]
+    """Those of its operands that are quantized in the call."""
+
     scope: tuple[str, ...]
     """Names of the scopes around it, by which the compiled program is joined."""
 
@@ -82,29 +86,45 @@ class TracedContraction:
         return dataclasses.replace(self, scope=names)
 
 
+class _Group(NamedTuple):
+    """The products of a contraction: several, if it is quantized in parts."""
+
+    products: list[Site]
+    named: list[Site]
+    """Equations that name values and scales of its operands."""
+
+
 def find(
-    closed: core.ClosedJaxpr, parameters: Mapping[int, str]
+    closed: core.ClosedJaxpr, parameters: Mapping[int, str], names: Sequence[str]
 ) -> list[TracedContraction]:
     """Returns the contractions of a program, in its order.
 
     Args:
         closed: the program.
         parameters: names of its inputs that are parameters, by index.
+        names: names of all inputs.
     """
-    names = {*registry.OF_PRIMITIVES, target.PRIMITIVE, "name", "reduce_sum"}
+    found_by = {*registry.OF_PRIMITIVES, target.PRIMITIVE, "name", "reduce_sum"}
     unseen = opaque.names_in(closed)
-    contents = sites.find(closed, parameters, names | unseen)
-    found = list(_groups(contents.contractions, unseen, producers.Body(closed)))
-    heads = [_outside(group[0], parameters) for group in found]
+    contents = sites.find(closed, parameters, found_by | unseen)
+    program = producers.Body(closed)
+    found = list(_groups(contents.contractions, unseen, program))
+    heads = [_outside(group.products[0], parameters) for group in found]
     paths = [one.path for one in by_scope_or_leaf(heads, parameters)]
-    roles = [_role(group[0]) for group in found]
+    roles = [_role(group.products[0]) for group in found]
     # A forward contraction has two gradients, which share its path.
     numbers = iter(
         numbered([x for x, y in zip(paths, roles, strict=True) if y == _FORWARD])
     )
+    arguments = [
+        Argument(names[i], aval.ndim, _is_floating(aval.dtype), i in parameters)
+        for i, aval in enumerate(closed.in_avals)
+    ]
     return [
-        _contraction(
-            group, next(numbers) if role == _FORWARD else path, role, closed, parameters
+        dataclasses.replace(
+            _contraction(group.products, path, role, closed, parameters),
+            path=next(numbers) if role == _FORWARD else path,
+            scales=scales.of(group.named, arguments, program),
         )
         for group, path, role in zip(found, paths, roles, strict=True)
     ]
@@ -112,32 +132,35 @@ def find(
 
 def _groups(
     found: Sequence[Site], unseen: set[str], program: producers.Body
-) -> Iterator[list[Site]]:
-    """Yields the products of each contraction: several, if it is quantized in parts.
+) -> Iterator[_Group]:
+    """Yields the products of each contraction.
 
     A contraction of this library ends with the sums that it names.
     """
-    pending: list[Site] = []
+    pending = _Group([], [])
     for site in found:
         name = site.eqn.primitive.name
         if unseen & set(site.around):
             continue  # The body of a kernel, which counts as one.
         if name == "name":
-            if site.eqn.params["name"] == remat.SUMS and pending:
+            if scales.is_named(site):
+                pending.named.append(site)
+            elif site.eqn.params["name"] == remat.SUMS and pending.products:
                 yield pending
-                pending = []
+                pending = _Group([], [])
             continue
         if not _is_product(site, program):
             continue
         is_ours = differentiation.SCOPE in site.scope.path.split("/")
-        if pending and (not is_ours or site.scope != pending[-1].scope):
+        before = pending.products
+        if before and (not is_ours or site.scope != before[-1].scope):
             yield pending
-            pending = []
+            pending = _Group([], [])
         if is_ours:
-            pending.append(site)
+            pending.products.append(site)
         else:
-            yield [site]
-    if pending:
+            yield _Group([site], [])
+    if pending.products:
         yield pending
 
 
@@ -252,6 +275,7 @@ def _contraction(
             if operand.kind == "weight"
         ),
         why_float=why,
+        scales=(),
         scope=tuple(filter(None, site.scope.path.split("/"))),
     )
 
@@ -307,13 +331,13 @@ def _asked(site: Site, operands: Sequence[PlannedOperand]) -> str:
 def _is_narrow(dtype: str) -> bool:
     return (
         dtype != "bool" and jnp.finfo(dtype).bits <= 8
-        if _is_float(dtype)
+        if _is_floating(dtype)
         else (dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
     )
 
 
-def _is_float(dtype: str) -> bool:
-    return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+def _is_floating(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _is_given(origin: Origin, closed: core.ClosedJaxpr) -> bool:
