@@ -133,7 +133,7 @@ def of(
     counts: collections.Counter[str] = collections.Counter()
     for product in products:
         counts[_of_kind(product.dtype, one.asked)] += product.macs * product.times
-    if not products and one.why_float:
+    if not products and (one.why_float or one.is_in_kernel):
         counts[one.asked] = one.macs or 1
     total = sum(counts.values())
     kernels = dict.fromkeys(x.kernel for x in products if x.kernel)
