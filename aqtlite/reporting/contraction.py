@@ -106,14 +106,13 @@ def is_float(dtype: str) -> bool:
     return any(name in ("bfloat16", "float16", "float32", "float64") for name in names)
 
 
-def _of_kind(dtype: str, asked: str) -> str:
-    """Returns the dtype of products, without the offset of an operand of int8.
+def _runs_in(dtype: str, asked: str) -> str:
+    """Returns the dtypes of a product by the name that users know.
 
-    Processors with VNNI multiply uint8 by int8: 128 is added to one of them, and taken
-    off the sums.
+    Processors with VNNI multiply uint8 by int8: integers of int8, moved by 128.
     """
-    is_offset = asked == "int8" and dtype in ("uint8 x int8", "int8 x uint8")
-    return "int8" if is_offset else dtype
+    moved = dtype == "uint8 x int8" and "uint8" not in asked
+    return "int8" if moved else dtype
 
 
 def of(
@@ -132,7 +131,7 @@ def of(
     """
     counts: collections.Counter[str] = collections.Counter()
     for product in products:
-        counts[_of_kind(product.dtype, one.asked)] += product.macs * product.times
+        counts[_runs_in(product.dtype, one.asked)] += product.macs * product.times
     if not products and (one.why_float or one.is_in_kernel):
         counts[one.asked] = one.macs or 1
     total = sum(counts.values())
