@@ -282,13 +282,14 @@ class Row:
 
 def measure(names: Sequence[str], options: Options) -> Iterator[Row]:
     """Yields the row of each preset by name, as soon as it is measured."""
+    names = [name for name in names if name != FLOAT]
+    if not names:
+        return
     data = Data.of(options)
     exact = Subject.of(FLOAT, options, data)
     in_float = train(exact, options, data)
     of_float = serve(exact, in_float, data)
     for name in names:
-        if name == FLOAT:
-            continue
         one = Subject.of(name, options, data)
         trained = in_float if one.step is None else train(one, options, data)
         served = serve(one, trained, data)
