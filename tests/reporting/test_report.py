@@ -278,6 +278,17 @@ def test_an_operand_quantized_twice():
     [copy] = report(twice, X).copies
     assert (copy.kind, copy.type) == ("quantized again", "int8[16,32]")
 
+    def loss(x, w):
+        with jax.named_scope("layer"):
+            return jnp.sum(afresh(x, w, MATMUL) ** 2)
+
+    afresh = aqtlite.make_dot_general(nearest(use_fwd_quant=False))
+    copies = report(jax.grad(loss, (0, 1)), X, normal((32, 24))).copies
+    again = [(x.path, x.type) for x in copies if x.kind == "quantized again"]
+    assert ("layer", "int8[32,24]") in again and {path for path, _ in again} == {
+        "layer"
+    }
+
 
 def test_models_of_nnx():
     model = nnx.eval_shape(lambda: nnx.Linear(32, 8, rngs=nnx.Rngs(0)))
