@@ -107,12 +107,13 @@ def is_float(dtype: str) -> bool:
 
 
 def _runs_in(dtype: str, asked: str) -> str:
-    """Returns the dtypes of a product by the name that users know.
+    """Returns the dtype of products, without the offset of an operand of int8.
 
-    Processors with VNNI multiply uint8 by int8: integers of int8, moved by 128.
+    Processors with VNNI multiply uint8 by int8: 128 is added to one operand, and what
+    that adds is taken off the sums.
     """
-    moved = dtype == "uint8 x int8" and "uint8" not in asked
-    return "int8" if moved else dtype
+    is_offset = dtype in ("uint8 x int8", "int8 x uint8") and "uint8" not in asked
+    return "int8" if is_offset else dtype
 
 
 def of(
