@@ -1,6 +1,7 @@
 """Scales of frozen weights that are held in 8 bits, around their mean."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +31,27 @@ def encoded(q: QTensor, how: config.DoubleScales) -> QTensor:
     # A channel of NaN has no part in it.
     mean = jnp.nanmean(scale, keepdims=True)
     tensor = config.Tensor(numerics=DynamicTree(), blocks=blocks)
-    codes = dataclasses.replace(quantize(scale - mean, tensor, axis), offset=mean)
-    return dataclasses.replace(q, scale=codes)
+    codes = quantize(scale - mean, tensor, axis)
+    return dataclasses.replace(
+        q, scale=stored(qvalue=codes.qvalue, scale=codes.scale, offset=mean)
+    )
+
+
+def stored(**arrays: Any) -> QTensor:
+    """Scales of a weight as `encoded` makes them, of its fields that are arrays.
+
+    Args:
+        **arrays: "qvalue", codes of the dynamic grid; "scale", those of blocks of
+            codes; "offset", the mean.
+    """
+    return QTensor(**arrays, dtype=np.dtype(np.float32), numerics=DynamicTree())
+
+
+def encoded_like(q: QTensor, scale: QTensor) -> QTensor:
+    """Encodes the scales of a weight in blocks as those of another of its shape."""
+    counts = zip(scale.shape, scale.scale.shape, strict=True)
+    size = max(n // count for n, count in counts)
+    return encoded(q, config.DoubleScales(size=size))
 
 
 def decoded(q: QTensor) -> QTensor:

@@ -17,6 +17,7 @@ import numpy as np
 from aqtlite.numerics import IntAffine, IntSymmetric
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import double_scales
 from aqtlite.shapes import block_shapes
 
 _BASE = 256
@@ -63,6 +64,8 @@ def handed_over(
     values = np.concatenate([_on_grid(one).reshape(-1) for one in sources])[places]
     stored = stored_values.to_save(jnp.asarray(values))
     given = dataclasses.replace(wanted, qvalue=stored, **fields)
+    if isinstance(wanted.scale, QTensor):
+        given = double_scales.encoded_like(given, wanted.scale)
     return given if order is None else given.stored_in(order)
 
 
