@@ -4,6 +4,7 @@ The decoder holds a file's integers as they are; `load` reads folders of Hugging
 and GGUF files by the maps of `names`. Read `decoder` first.
 """
 
+from aqtlite.llm.chat import ChatTemplate, load_chat_template
 from aqtlite.llm.config import DecoderConfig, Rope
 from aqtlite.llm.decoder import Decoder
 from aqtlite.llm.generation import Generation, compile_generation
@@ -12,6 +13,7 @@ from aqtlite.llm.sampling import Sampling
 from aqtlite.llm.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
+    "ChatTemplate",
     "Decoder",
     "DecoderConfig",
     "Generation",
@@ -21,6 +23,7 @@ __all__ = [
     "Tokenizer",
     "compile_generation",
     "load",
+    "load_chat_template",
     "load_tokenizer",
     "moves_of",
 ]
