@@ -1,6 +1,7 @@
 """Tokens per second of decoders with random weights, by bits, and memory's speed.
 
     python -m benchmarks.generate [--parameters 100] [--tokens 32] [--quick]
+        [--only int4 llama.cpp]
 
 A Llama-like decoder of about so many million parameters continues a prompt in float32,
 int8 and int4, with float32 or int8 keys and values; alternatives take turns, one token
@@ -250,7 +251,11 @@ def measured(
 
 
 def table(
-    parameters: int, prompt: int, tokens: int, folder: pathlib.Path
+    parameters: int,
+    prompt: int,
+    tokens: int,
+    folder: pathlib.Path,
+    wanted: Callable[[str], bool],
 ) -> list[list[str]]:
     """Rows of the table, the first with the names of the columns.
 
@@ -259,33 +264,38 @@ def table(
         prompt: tokens of the prompt.
         tokens: tokens after it.
         folder: folder for files of llama.cpp.
+        wanted: whether the row of a name is measured.
     """
     cfg = config_of(parameters)
     speed = memory_speed()
+    shapes = nnx.eval_shape(lambda: llm.Decoder(cfg, rngs=nnx.Rngs(0)))
+    in_float = bytes_of(shapes)
     begins: dict[str, Callable[[], Iterator[int]]] = {}
     sizes: dict[str, float] = {}
     for name, way in WAYS.items():
+        if not wanted(name):
+            continue
         decoder = decoder_of(cfg, way)
         begins[name] = tokens_of(decoder, way, prompt, tokens)
         sizes[name] = bytes_of(decoder)
-    if importlib.util.find_spec("transformers") is not None:
-        begins["transformers, float32"] = with_transformers(cfg, prompt, tokens)
-    if importlib.util.find_spec("llama_cpp") is not None:
-        for bits in (8, 4):
+    name = "transformers, float32"
+    if wanted(name) and importlib.util.find_spec("transformers") is not None:
+        begins[name] = with_transformers(cfg, prompt, tokens)
+    for bits in (8, 4):
+        name = f"llama.cpp, Q{bits}_0"
+        if wanted(name) and importlib.util.find_spec("llama_cpp") is not None:
             path = folder / f"q{bits}.gguf"
             write_gguf(path, cfg, bits)
-            name = f"llama.cpp, Q{bits}_0"
             begins[name] = with_llama_cpp(cfg, path, prompt, tokens)
             sizes[name] = path.stat().st_size
     rows = [["weights", "MB", "prompt, tokens/s", "tokens/s", "best", "of memory"]]
     for name, (first, each, best) in measured(begins, tokens).items():
-        size = sizes.get(name, sizes["float32"])
+        size = sizes.get(name, in_float)
         cells = [f"{size / 1e6:.0f}", f"{prompt / first:.0f}", f"{1 / each:.1f}"]
         rows.append([name, *cells, f"{1 / best:.1f}", f"{size / speed / best:.2f}"])
-    millions = sizes["float32"] / 4e6
     print(
-        f"{cfg.layers} layers of width {cfg.width}, {millions:.0f} million parameters; "
-        f"memory {speed / 1e9:.1f} GB/s"
+        f"{cfg.layers} layers of width {cfg.width}, {in_float / 4e6:.0f} million "
+        f"parameters; memory {speed / 1e9:.1f} GB/s"
     )
     return rows
 
@@ -296,12 +306,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--parameters", type=float, default=100, help="millions")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="rows whose names contain one of these"
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny model")
     options = parser.parse_args(argv)
     millions = 3 if options.quick else options.parameters
     with tempfile.TemporaryDirectory() as folder:
         first, *rest = table(
-            int(millions * 1e6), options.prompt, options.tokens, pathlib.Path(folder)
+            int(millions * 1e6),
+            options.prompt,
+            options.tokens,
+            pathlib.Path(folder),
+            lambda name: any(one in name for one in options.only),
         )
     for row in (first, ["---"] * len(first), *rest):
         print("| " + " | ".join(row) + " |")
