@@ -131,12 +131,10 @@ class QTensor:
         """Stores the axes in another order.
 
         Args:
-            order: a permutation of the axes, or of those that are not stacked in front.
+            order: a permutation of the axes.
         """
-        stacked = self.ndim - len(order)
-        axes = (*range(stacked), *(stacked + axis for axis in order))
-        is_own = axes == tuple(range(self.ndim))
-        return self.in_own_order()._transposed(axes, None if is_own else order)
+        is_own = order == tuple(range(self.ndim))
+        return self.in_own_order()._transposed(order, None if is_own else order)
 
     def in_own_order(self) -> "QTensor":
         """Stores the axes in their own order."""

@@ -24,17 +24,10 @@ def encoded(q: QTensor, how: config.DoubleScales) -> QTensor:
         q: the weight, with scales in float32.
         how: the size of the blocks of scales.
     """
-    scale = q.scale
     blocks = config.Blocks(size=how.size, fit=True)
-    sizes = [size // blocks.count_of(size) for size in scale.shape]
-    axis = max(range(scale.ndim), key=lambda i: (sizes[i], i))
-    # A channel of NaN has no part in it.
-    mean = jnp.nanmean(scale, keepdims=True)
-    tensor = config.Tensor(numerics=DynamicTree(), blocks=blocks)
-    codes = quantize(scale - mean, tensor, axis)
-    return dataclasses.replace(
-        q, scale=stored(qvalue=codes.qvalue, scale=codes.scale, offset=mean)
-    )
+    sizes = [size // blocks.count_of(size) for size in q.scale.shape]
+    axis = max(range(q.scale.ndim), key=lambda i: (sizes[i], i))
+    return _in_blocks(q, blocks, axis)
 
 
 def stored(**arrays: Any) -> QTensor:
@@ -48,10 +41,20 @@ def stored(**arrays: Any) -> QTensor:
 
 
 def encoded_like(q: QTensor, scale: QTensor) -> QTensor:
-    """Encodes the scales of a weight in blocks as those of another of its shape."""
+    """Encodes the scales of a weight in the blocks of those of another of its shape."""
     counts = zip(scale.shape, scale.scale.shape, strict=True)
-    size = max(n // count for n, count in counts)
-    return encoded(q, config.DoubleScales(size=size))
+    size, axis = max((n // count, i) for i, (n, count) in enumerate(counts))
+    return _in_blocks(q, config.Blocks(size=size, fit=True), axis)
+
+
+def _in_blocks(q: QTensor, blocks: config.Blocks, axis: int) -> QTensor:
+    # A channel of NaN has no part in it.
+    mean = jnp.nanmean(q.scale, keepdims=True)
+    tensor = config.Tensor(numerics=DynamicTree(), blocks=blocks)
+    codes = quantize(q.scale - mean, tensor, axis)
+    return dataclasses.replace(
+        q, scale=stored(qvalue=codes.qvalue, scale=codes.scale, offset=mean)
+    )
 
 
 def decoded(q: QTensor) -> QTensor:

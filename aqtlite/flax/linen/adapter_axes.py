@@ -61,7 +61,7 @@ def _frozen_box(
 ) -> Any:
     """Returns the box of a frozen weight, with names in the order of its axes."""
     every = frozen_entries(variables.get(COLLECTION, {}))
-    own = (entry for module, entry in every if module == program.module_of(one))
+    own = (entry for entry in every if entry.module == program.module_of(one))
     for entry in served.identified(program, one, "rhs", own):
         q = entry.values.get("rhs")
         box: Any = getattr(q, "qvalue", None)

@@ -52,9 +52,10 @@ def _frozen(
     model: QuantizedModel, program: Program, one: PlannedContraction
 ) -> nnx.Variable[Any] | None:
     """Returns the frozen weight of a contraction, if it has one."""
-    variables = model.aqt.frozen.get("/".join(program.module_of(one)), {})
+    module = program.module_of(one)
+    variables = model.aqt.frozen.get("/".join(module), {})
     own = (
-        FrozenEntry(name, variable.get_metadata(RECORD), {})
+        FrozenEntry(module, name, variable.get_metadata(RECORD), {})
         for name, variable in variables.items()
     )
     entry = next(served.identified(program, one, "rhs", own), None)
