@@ -5,7 +5,9 @@
 
 A Llama-like decoder of about so many million parameters continues a prompt in float32,
 int8 and int4, with float32 or int8 keys and values; alternatives take turns, one token
-each, and the medians and the best are shown. The column `of memory` is the share that
+each, and the medians and the best are shown, and the processor's time, which tells more
+on a busy machine (with ``--threads 1``: threads of llama.cpp spin while they wait for
+each other). The column `of memory` is the share that
 the best reaches of the speed at which a sum reads the weights. If they are installed,
 `transformers` continues a text with a model of this size in float32, and llama.cpp
 (llama-cpp-python) with the same decoder in files of Q8_0 and Q4_0.
@@ -172,12 +174,11 @@ def with_transformers(
 
 
 def with_llama_cpp(
-    cfg: llm.DecoderConfig, path: pathlib.Path, prompt: int, tokens: int
+    cfg: llm.DecoderConfig, path: pathlib.Path, prompt: int, tokens: int, count: int
 ) -> Callable[[], Iterator[int]]:
-    """The same decoder by llama.cpp, on as many threads as there are cores."""
+    """The same decoder by llama.cpp, on some number of threads."""
     import llama_cpp
 
-    count = os.cpu_count()
     model = llama_cpp.Llama(
         str(path),
         n_ctx=prompt + tokens,
@@ -233,19 +234,28 @@ def write_gguf(path: pathlib.Path, cfg: llm.DecoderConfig, bits: int) -> None:
 
 def measured(
     begins: Mapping[str, Callable[[], Iterator[int]]], tokens: int
-) -> dict[str, tuple[float, float, float]]:
-    """Seconds of the prompt, and the median and least of those of a token, by name."""
+) -> dict[str, tuple[float, float, float, float]]:
+    """Seconds by name: of the prompt; of a token, in the median and the least; and of the
+    processor for a token, in the median.
+    """
     for begin in begins.values():
         list(begin())
     texts = {name: begin() for name, begin in begins.items()}
     taken: dict[str, list[float]] = {name: [] for name in begins}
+    worked: dict[str, list[float]] = {name: [] for name in begins}
     for _ in range(tokens):
         for name, text in texts.items():
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             next(text)
             taken[name].append(time.perf_counter() - start)
+            worked[name].append(time.process_time() - busy)
     return {
-        name: (one[0], float(np.median(one[1:])), min(one[1:]))
+        name: (
+            one[0],
+            float(np.median(one[1:])),
+            min(one[1:]),
+            float(np.median(worked[name][1:])),
+        )
         for name, one in taken.items()
     }
 
@@ -256,6 +266,7 @@ def table(
     tokens: int,
     folder: pathlib.Path,
     wanted: Callable[[str], bool],
+    threads: int,
 ) -> list[list[str]]:
     """Rows of the table, the first with the names of the columns.
 
@@ -265,6 +276,7 @@ def table(
         tokens: tokens after it.
         folder: folder for files of llama.cpp.
         wanted: whether the row of a name is measured.
+        threads: number of threads of llama.cpp.
     """
     cfg = config_of(parameters)
     speed = memory_speed()
@@ -286,13 +298,15 @@ def table(
         if wanted(name) and importlib.util.find_spec("llama_cpp") is not None:
             path = folder / f"q{bits}.gguf"
             write_gguf(path, cfg, bits)
-            begins[name] = with_llama_cpp(cfg, path, prompt, tokens)
+            begins[name] = with_llama_cpp(cfg, path, prompt, tokens, threads)
             sizes[name] = path.stat().st_size
     rows = [["weights", "MB", "prompt, tokens/s", "tokens/s", "best", "of memory"]]
-    for name, (first, each, best) in measured(begins, tokens).items():
+    rows[0].append("processor, ms")
+    for name, (first, each, best, work) in measured(begins, tokens).items():
         size = sizes.get(name, in_float)
         cells = [f"{size / 1e6:.0f}", f"{prompt / first:.0f}", f"{1 / each:.1f}"]
-        rows.append([name, *cells, f"{1 / best:.1f}", f"{size / speed / best:.2f}"])
+        cells += [f"{1 / best:.1f}", f"{size / speed / best:.2f}"]
+        rows.append([name, *cells, f"{1e3 * work:.1f}"])
     print(
         f"{cfg.layers} layers of width {cfg.width}, {in_float / 4e6:.0f} million "
         f"parameters; memory {speed / 1e9:.1f} GB/s"
@@ -309,6 +323,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="+", default=[""], help="rows whose names contain one of these"
     )
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="threads of llama.cpp"
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny model")
     options = parser.parse_args(argv)
     millions = 3 if options.quick else options.parameters
@@ -319,6 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             options.tokens,
             pathlib.Path(folder),
             lambda name: any(one in name for one in options.only),
+            options.threads,
         )
     for row in (first, ["---"] * len(first), *rest):
         print("| " + " | ".join(row) + " |")
