@@ -235,9 +235,7 @@ def write_gguf(path: pathlib.Path, cfg: llm.DecoderConfig, bits: int) -> None:
 def measured(
     begins: Mapping[str, Callable[[], Iterator[int]]], tokens: int
 ) -> dict[str, tuple[float, float, float, float]]:
-    """Seconds by name: of the prompt; of a token, in the median and the least; and of the
-    processor for a token, in the median.
-    """
+    """Seconds by name: the prompt; a token, median and least; the processor."""
     for begin in begins.values():
         list(begin())
     texts = {name: begin() for name, begin in begins.items()}
