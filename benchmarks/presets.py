@@ -1,15 +1,20 @@
 """Every preset on this machine: loss, times, bytes, and whether it serves as trained.
 
-    python -m benchmarks.presets [--quick] [--only NAME ...] [--page FILE.md]
+    python -m benchmarks.presets [--quick] [--only NAME ...] [--keep ROWS.jsonl]
+        [--page FILE.md]
 
 A transformer of the demo is trained in float32 and with each preset, from the same
 seeds and on the same text. Presets that need statistics quantize the float models after
-training, their attention left in float. All train and serve by turns, step by step, and
-times are medians of ratios to float32 in the same round. The columns:
+training; they leave attention in float, and so do those of weights alone. Each preset
+is compiled once for all seeds, and its row printed as soon as it is measured; with
+`--keep`, rows are also written to a file, and those that are in it are not measured
+again. The columns:
 
 - loss: validation loss of the served model, less float32's, in nats per byte: the mean
   over seeds, and the lowest and highest;
-- step, token: time of a training step, and of a generated token with a KV cache;
+- step, token: processor time of a training step, and of a generated token with a KV
+  cache, which other programs on the machine do not change: medians of ratios to
+  float32's, by turns;
 - bytes: of a checkpoint of the served variables;
 - memory: peak of the compiled training step, arguments included;
 - served: whether served logits have the bits of the trained model. GPTQ rounds weights
@@ -19,11 +24,12 @@ times are medians of ratios to float32 in the same round. The columns:
 import argparse
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -70,124 +76,136 @@ class Options:
     width: int = 64
     length: int = 64
     batch: int = 16
-    steps: int = 400
+    steps: int = 200
     seeds: int = 3
     lr: float = 3e-3
     validation_batches: int = 8
-    tokens: int = 48
+    rounds: int = 30
+    """Number of timed steps, and of timed tokens."""
 
 
-QUICK = Options(layers=1, width=32, length=16, batch=8, steps=12, tokens=8)
+QUICK = Options(layers=1, width=32, length=16, batch=8, steps=12, rounds=4)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Texts that all presets share."""
+
+    corpus: Any
+    validation: Sequence[Any]
+    samples: Sequence[Any]
+    """Batches for calibration."""
+
+    @classmethod
+    def of(cls, options: Options) -> "Data":
+        """Reads the corpus."""
+        corpus = corpus_lib.standard_library(options.length)
+        sizes = options.batch, options.length
+        drawn = itertools.islice(corpus.batches(*sizes, seed=99), 4)
+        return cls(
+            corpus,
+            corpus.validation_batches(options.validation_batches, *sizes),
+            [batch[:, :-1] for batch in drawn],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Subject:
-    """A preset with its model and what is measured of it."""
+    """A model with its programs, compiled once for all seeds."""
 
     name: str
     model: Transformer
     init: Callable[..., Any]
-    """The compiled `init` and `apply` of the model."""
-
     apply: Callable[..., Any]
-    losses: list[float] = dataclasses.field(default_factory=list)
-    """Validation loss as served, for each seed."""
+    step: Callable[..., Any] | None
+    """The compiled training step; None if it is quantized after training."""
 
-    step: Callable[..., Any] | None = None
-    """The compiled training step; None if it is not trained."""
+    peak: int
+    """Bytes of the memory of the step."""
 
-    peak: int = 0
-    steps: list[float] = dataclasses.field(default_factory=list)
-    """Times of training steps, in seconds."""
-
-    tokens: list[float] = dataclasses.field(default_factory=list)
-    nbytes: int = 0
-    is_equal: bool = True
-    """Whether all served logits have the bits of trained ones."""
-
-
-def subjects(names: Sequence[str], options: Options) -> list[Subject]:
-    """The presets of these names and float32, with their models."""
-    sizes = (options.layers, options.width, 4, options.length)
-    found = []
-    for name in dict.fromkeys([FLOAT, *names]):
+    @classmethod
+    def of(cls, name: str, options: Options, data: Data) -> "Subject":
+        """Builds the model of a preset, and compiles its training step."""
+        sizes = (options.layers, options.width, 4, options.length)
         cfg = CONFIGS[name]()
         if name in AFTER_TRAINING:
             model = Transformer(*sizes, dot_general=AqtDotGeneral(cfg))
+            return cls(name, model, jax.jit(model.init), jax.jit(model.apply), None, 0)
+        if cfg.is_quantized and not cfg.fwd.lhs.is_quantized:
+            model = Transformer(*sizes, dot_general=AqtDotGeneral(cfg))
         else:
             model = Transformer(*sizes, cfg=cfg if cfg.is_quantized else None)
-        found.append(Subject(name, model, jax.jit(model.init), jax.jit(model.apply)))
-    return found
-
-
-def compile_steps(several: Sequence[Subject], options: Options, batch: Any) -> None:
-    """Compiles the training steps, and reads their memory."""
-    tx = training.optimizer(options.lr, options.steps)
-    for one in several:
-        if one.name in AFTER_TRAINING:
-            continue
-        variables = jax.eval_shape(one.model.init, jax.random.key(0), batch[:, :-1])
-        step = training.make_step(one.model, tx)
+        batch = jnp.asarray(data.validation[0])
+        tx = training.optimizer(options.lr, options.steps)
+        variables = jax.eval_shape(model.init, jax.random.key(0), batch[:, :-1])
         state = jax.eval_shape(tx.init, variables)
-        compiled = step.lower(variables, state, batch).compile()
-        memory = compiled.memory_analysis()
-        one.step = compiled
-        one.peak = (
+        step = training.make_step(model, tx).lower(variables, state, batch).compile()
+        memory = step.memory_analysis()
+        peak = (
             memory.argument_size_in_bytes
             + memory.output_size_in_bytes
             + memory.temp_size_in_bytes
             - memory.alias_size_in_bytes
         )
+        return cls(name, model, jax.jit(model.init), jax.jit(model.apply), step, peak)
 
 
-def train(
-    several: Sequence[Subject], options: Options, corpus: Any, seed: int
-) -> dict[str, Any]:
-    """Trains all models by turns; returns their variables."""
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The served models of all seeds."""
+
+    losses: tuple[float, ...]
+    variables: Any
+    """Those of the last seed."""
+
+    nbytes: int
+    is_equal: bool
+    """Whether all served logits have the bits of trained ones."""
+
+
+def _steps(
+    one: Subject, options: Options, data: Data, seed: int
+) -> Iterator[tuple[Any, Any]]:
+    """Yields the variables and the loss after each training step."""
+    assert one.step is not None
     tx = training.optimizer(options.lr, options.steps)
-    batches = corpus.batches(options.batch, options.length, seed)
-    trained = [one for one in several if one.step is not None]
-    state = {}
-    tokens = jnp.zeros((options.batch, options.length), jnp.int32)
-    for one in trained:
-        variables = one.init(jax.random.key(seed), tokens)
-        state[one.name] = variables, tx.init(variables)
-    for number, batch in enumerate(itertools.islice(batches, options.steps)):
-        for one in trained if number % 2 else reversed(trained):
-            begin = time.perf_counter()
-            variables, opt_state, loss = one.step(*state[one.name], jnp.asarray(batch))
-            jax.block_until_ready((variables, loss))
-            one.steps.append(time.perf_counter() - begin)
-            state[one.name] = variables, opt_state
-    return {name: variables for name, (variables, _) in state.items()}
+    tokens = data.validation[0][:, :-1]
+    variables = one.init(jax.random.key(seed), tokens)
+    state = tx.init(variables)
+    for batch in data.corpus.batches(options.batch, options.length, seed):
+        variables, state, loss = one.step(variables, state, jnp.asarray(batch))
+        yield variables, loss
 
 
-def serve(
-    several: Sequence[Subject],
-    variables: Mapping[str, Any],
-    samples: Sequence[Any],
-    validation: Sequence[Any],
-) -> dict[str, Any]:
-    """Converts all models, measures their losses, and returns serving variables."""
-    served = {}
-    for one in several:
-        given = variables.get(one.name, variables[FLOAT])
+def train(one: Subject, options: Options, data: Data) -> list[Any]:
+    """Trains a model from each seed; returns the variables."""
+    found = []
+    for seed in range(options.seeds):
+        steps = _steps(one, options, data, seed)
+        variables, _ = next(itertools.islice(steps, options.steps - 1, None))
+        found.append(variables)
+    return found
+
+
+def serve(one: Subject, trained: Sequence[Any], data: Data) -> Served:
+    """Converts the models of all seeds, and measures their losses."""
+    tokens = data.validation[0][:, :-1]
+    losses, is_equal, nbytes, serving = [], True, 0, None
+    for given in trained:
         if one.name in AFTER_TRAINING:
-            given = calibrate_in_float(one.model, given, samples)
-        tokens = validation[0][:, :-1]
+            given = calibrate_in_float(one.model, given, data.samples)
         is_float = one.name == FLOAT
         serving = given if is_float else convert(one.model, given, tokens)
-        trained, converted = (
-            np.asarray(one.apply(x, tokens)) for x in (given, serving)
-        )
-        one.is_equal &= trained.tobytes() == converted.tobytes()
-        one.losses.append(
-            statistics.mean(_loss(one.apply(serving, x[:, :-1]), x) for x in validation)
+        before, after = (np.asarray(one.apply(x, tokens)) for x in (given, serving))
+        is_equal &= before.tobytes() == after.tobytes()
+        losses.append(
+            statistics.mean(
+                _loss(one.apply(serving, x[:, :-1]), x) for x in data.validation
+            )
         )
         leaves = jax.tree.leaves(serving, is_leaf=lambda x: isinstance(x, QTensor))
-        one.nbytes = sum(map(codes.stored_bytes, leaves))
-        served[one.name] = serving
-    return served
+        nbytes = sum(map(codes.stored_bytes, leaves))
+    return Served(tuple(losses), serving, nbytes, is_equal)
 
 
 def _loss(logits: jax.Array, batch: Any) -> float:
@@ -196,48 +214,35 @@ def _loss(logits: jax.Array, batch: Any) -> float:
     return float(losses.mean())
 
 
-def generate_by_turns(
-    several: Sequence[Subject], served: Mapping[str, Any], options: Options
-) -> None:
-    """Measures the time of a token of all models, by turns."""
-    state = {}
-    for one in several:
-        model = one.model.clone(decode=True)
-        step = generate.decode_step(model, served[one.name])
-        state[one.name] = step, generate.init_cache(model), jnp.zeros((1, 1), jnp.int32)
+def _tokens(one: Subject, variables: Any) -> Iterator[Any]:
+    """Yields generated tokens."""
+    model = one.model.clone(decode=True)
+    step = generate.decode_step(model, variables)
+    cache, token = generate.init_cache(model), jnp.zeros((1, 1), jnp.int32)
     key = jax.random.key(0)
-    for _ in range(options.tokens):
-        for one in several:
-            step, cache, token = state[one.name]
-            begin = time.perf_counter()
-            cache, token = jax.block_until_ready(step(cache, token, key))
-            one.tokens.append(time.perf_counter() - begin)
-            state[one.name] = step, cache, token
+    while True:
+        cache, token = step(cache, token, key)
+        yield token
 
 
-def measure(names: Sequence[str], options: Options) -> list[Subject]:
-    """Measures presets by name, and float32."""
-    corpus = corpus_lib.standard_library(options.length)
-    several = subjects(names, options)
-    sizes = (options.validation_batches, options.batch, options.length)
-    validation = corpus.validation_batches(*sizes)
-    samples = [
-        batch[:, :-1]
-        for batch in itertools.islice(corpus.batches(*sizes[1:], seed=99), 4)
-    ]
-    compile_steps(several, options, jnp.asarray(validation[0]))
-    served: dict[str, Any] = {}
-    for seed in range(options.seeds):
-        variables = train(several, options, corpus, seed)
-        served = serve(several, variables, samples, validation)
-    generate_by_turns(several, served, options)
-    return several
+def ratio(one: Iterator[Any], other: Iterator[Any], rounds: int) -> float:
+    """The median ratio of the processor times of two iterators' items, by turns.
 
-
-def _ratio(times: Sequence[float], of_float: Sequence[float]) -> float:
-    """The median of ratios in the same round, without the first."""
-    pairs = list(zip(times, of_float, strict=True))
-    return statistics.median(one / other for one, other in pairs[1:])
+    Args:
+        one: yields arrays, each computed when it is asked for.
+        other: as `one`.
+        rounds: number of timed items, after a first one of each.
+    """
+    jax.block_until_ready((next(one), next(other)))
+    ratios = []
+    for number in range(rounds):
+        seconds = {}
+        for which in (one, other) if number % 2 else (other, one):
+            begin = time.process_time()
+            jax.block_until_ready(next(which))
+            seconds[which] = time.process_time() - begin
+        ratios.append(seconds[one] / seconds[other])
+    return statistics.median(ratios)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,8 +250,8 @@ class Row:
     """What the table says about a preset, relative to float32."""
 
     name: str
-    loss: tuple[float, float, float]
-    """Mean, lowest and highest difference."""
+    losses: tuple[float, ...]
+    """Differences of the losses of all seeds."""
 
     step: float | None
     token: float
@@ -254,51 +259,86 @@ class Row:
     memory: float | None
     is_equal: bool
 
+    @property
+    def loss(self) -> float:
+        """The mean difference."""
+        return statistics.mean(self.losses)
+
     def cells(self) -> tuple[str, ...]:
         """The cells of the table."""
-        mean, low, high = self.loss
-        step = "after training" if self.step is None else f"{self.step:.2f} x"
-        memory = "" if self.memory is None else f"{self.memory:.2f} x"
+        losses = (
+            f"{self.loss:+.4f} ({min(self.losses):+.4f} to {max(self.losses):+.4f})"
+        )
         return (
             f"`{self.name}`",
-            f"{mean:+.4f} ({low:+.4f} to {high:+.4f})",
-            step,
+            losses,
+            "after training" if self.step is None else f"{self.step:.2f} x",
             f"{self.token:.2f} x",
             f"{self.nbytes:.2f} x",
-            memory,
+            "" if self.memory is None else f"{self.memory:.2f} x",
             "equal" if self.is_equal else "differs",
         )
 
 
-def rows(several: Sequence[Subject]) -> list[Row]:
-    """Returns what was measured, relative to float32, sorted by loss."""
-    (exact,) = (one for one in several if one.name == FLOAT)
-    found = []
-    for one in several:
-        if one is exact:
-            continue
-        pairs = zip(one.losses, exact.losses, strict=True)
-        differences = [x - y for x, y in pairs]
-        is_trained = one.step is not None
-        row = Row(
-            one.name,
-            (statistics.mean(differences), min(differences), max(differences)),
-            _ratio(one.steps, exact.steps) if is_trained else None,
-            _ratio(one.tokens, exact.tokens),
-            one.nbytes / exact.nbytes,
-            one.peak / exact.peak if is_trained else None,
-            one.is_equal,
+def measure(names: Sequence[str], options: Options) -> Iterator[Row]:
+    """Yields the row of each preset by name, as soon as it is measured."""
+    names = [name for name in names if name != FLOAT]
+    if not names:
+        return
+    data = Data.of(options)
+    exact = Subject.of(FLOAT, options, data)
+    in_float = train(exact, options, data)
+    of_float = serve(exact, in_float, data)
+    for name in names:
+        one = Subject.of(name, options, data)
+        trained = in_float if one.step is None else train(one, options, data)
+        served = serve(one, trained, data)
+        step = None
+        if one.step is not None:
+            both = [_steps(x, options, data, 0) for x in (one, exact)]
+            step = ratio(*both, options.rounds)
+        pairs = zip(served.losses, of_float.losses, strict=True)
+        yield Row(
+            name,
+            tuple(x - y for x, y in pairs),
+            step,
+            ratio(
+                _tokens(one, served.variables),
+                _tokens(exact, of_float.variables),
+                options.rounds,
+            ),
+            served.nbytes / of_float.nbytes,
+            None if one.step is None else one.peak / exact.peak,
+            served.is_equal,
         )
-        found.append(row)
-    return sorted(found, key=lambda row: row.loss[0])
+
+
+def kept(path: pathlib.Path | None, options: Options) -> list[Row]:
+    """Returns the rows in a file that were measured with the same sizes."""
+    if path is None or not path.exists():
+        return []
+    lines = map(json.loads, path.read_text().splitlines())
+    wanted = dataclasses.asdict(options)
+    return [
+        Row(**{**line["row"], "losses": tuple(line["row"]["losses"])})
+        for line in lines
+        if line["options"] == wanted
+    ]
+
+
+def keep(path: pathlib.Path, options: Options, row: Row) -> None:
+    """Adds a row to a file."""
+    line = {"options": dataclasses.asdict(options), "row": dataclasses.asdict(row)}
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def markdown(found: Sequence[Row]) -> str:
-    """Formats the table as Markdown."""
+    """Formats the table as Markdown, sorted by loss."""
     lines = [
         HEAD,
         ("---", "---", *["---:"] * 4, "---"),
-        *(row.cells() for row in found),
+        *(row.cells() for row in sorted(found, key=lambda row: row.loss)),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -310,9 +350,7 @@ def plot(found: Sequence[Row], folder: pathlib.Path) -> None:
         ("bytes", "bytes of the served variables, float32 = 1", lambda row: row.nbytes),
     ):
         points = {
-            row.name: (value(row), row.loss[0])
-            for row in found
-            if value(row) is not None
+            row.name: (value(row), row.loss) for row in found if value(row) is not None
         }
         file = folder / f"presets_{name}.png"
         plots.scatter(points, (label, "loss above float32, nats per byte"), file)
@@ -335,6 +373,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="FILE.md",
         help="page that gets the table, between its markers, and plots beside it",
     )
+    parser.add_argument(
+        "--keep",
+        type=pathlib.Path,
+        metavar="ROWS.jsonl",
+        help="file of rows, to which they are added, and from which they are taken",
+    )
     asked = parser.parse_args(arguments)
     options = Options()
     if asked.quick:
@@ -345,8 +389,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     changes = {"steps": asked.steps, "seeds": asked.seeds}
     given = {name: value for name, value in changes.items() if value is not None}
     options = dataclasses.replace(options, **given)
-    found = rows(measure(asked.only, options))
     console: rich.console.Console = tables.console()
+    found = [x for x in kept(asked.keep, options) if x.name in asked.only]
+    left = [name for name in asked.only if name not in {row.name for row in found}]
+    for row in measure(left, options):
+        console.print(" | ".join(row.cells()), markup=False, soft_wrap=True)
+        found.append(row)
+        if asked.keep is not None:
+            keep(asked.keep, options, row)
     console.print(markdown(found), markup=False, soft_wrap=True)
     if asked.page is not None:
         pages.write(asked.page, {"presets": markdown(found)})

@@ -21,6 +21,10 @@ def run(args: argparse.Namespace) -> None:
     """Runs ``aqtlite report``."""
     if len(args.models) > 2:
         raise UserError(f"give one or two factories, not {len(args.models)}")
+    if args.measure < 0:
+        raise UserError(f"--measure must be a number of runs, got {args.measure}")
+    if args.measure and args.platform is not None:
+        raise UserError("--measure runs the model here: give no --platform")
     if args.html is not None:
         if len(args.models) == 2:
             raise UserError("--html shows one report: give one factory")
@@ -52,8 +56,26 @@ def _report(name: str, cfg: Any, args: argparse.Namespace) -> Report:
         params = 0
     with tracing_with(model, sample_args, sample_kwargs):
         return report(
-            fn, *given, params=params, platform=args.platform, **sample_kwargs
+            fn,
+            *(_ones(given) if args.measure else given),
+            params=params,
+            platform=args.platform,
+            measured_runs=args.measure,
+            **(_ones(sample_kwargs) if args.measure else sample_kwargs),
         )
+
+
+def _ones(given: Any) -> Any:
+    """Returns arguments with arrays of ones in the place of shapes."""
+
+    def of_leaf(x: Any) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jnp.broadcast_to(jax.random.key(0), x.shape)
+        return jnp.ones(x.shape, x.dtype)
+
+    return jax.tree.map(of_leaf, given)
 
 
 def _backward(

@@ -7,7 +7,8 @@ from aqtlite.cli import shared_options
 DESCRIPTION = """\
 Compile a model, and say what the compiled program does: each contraction with
 the dtypes that it asks for and those that it runs in, its share of the work,
-float copies of weights, exchanges between devices, memory. Nothing runs.
+float copies of weights, exchanges between devices, memory. Nothing runs, but with
+--measure: then the model runs on ones, and each contraction has its time.
 
 The factory is that of 'aqtlite plan'. With two factories, compare: what the
 second changes, contraction by contraction. --config, --preset and --rules
@@ -21,6 +22,7 @@ EXAMPLES = """\
   aqtlite report model.py:factory --html report.html
   aqtlite report model.py:factory model.py:factory --preset w4a8
   aqtlite report model.py:factory --platform tpu --json
+  aqtlite report model.py:factory --measure 20
 """
 
 
@@ -44,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--platform",
         choices=("cpu", "cuda", "rocm", "tpu"),
         help="read the program as it is lowered for a platform, on any host",
+    )
+    parser.add_argument(
+        "--measure",
+        metavar="RUNS",
+        type=int,
+        default=0,
+        help="run each model so often under jax.profiler, for the time of contractions",
     )
     shared_options.add_path(
         parser, "--html", metavar="FILE", help="write a page with plots"

@@ -117,7 +117,7 @@ def _of_rows(
         return _of_all(x, axes.contracting)
     if explicit_spec(x) is not None or 0 in x.shape:
         return None
-    return _OfEnds(axes.contracting)(jax.lax.stop_gradient(x))
+    return OfEnds(axes.contracting)(jax.lax.stop_gradient(x))
 
 
 def _with_factor(q: QTensor, factor: jax.Array) -> QTensor:
@@ -138,7 +138,7 @@ def _one_or_nan(is_finite: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfEnds(TargetDependent):
+class OfEnds(TargetDependent):
     """1, or NaN where the first or the last element along some axes is not finite."""
 
     axes: Axes

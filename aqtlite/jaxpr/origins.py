@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import primitives
 
 from aqtlite.jaxpr import axis_facts
 from aqtlite.jaxpr.axis_facts import Facts
@@ -110,6 +111,18 @@ class Transposed(NamedTuple):
         if backwards:
             identity = digest("reversed", forwards, *map(str, sorted(backwards)))
         return Transposed(identity, self.permutation, backwards, forwards)
+
+
+def transposed(eqn: Any, value: Origin) -> Transposed | None:
+    """Returns what a transposition or a reversal of a value is of; None otherwise."""
+    if eqn.primitive not in (primitives.transpose_p, primitives.rev_p):
+        return None
+    before = value.untransposed(len(eqn.outvars[0].aval.shape))
+    if before is None:
+        return None
+    if eqn.primitive is primitives.rev_p:
+        return before.reverse(eqn.params["dimensions"])
+    return before.transpose(eqn.params["permutation"])
 
 
 def of_constant(value: Any) -> Origin:

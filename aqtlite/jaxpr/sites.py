@@ -28,6 +28,7 @@ from aqtlite.jaxpr import (
 from aqtlite.jaxpr.axis_facts import Facts
 from aqtlite.jaxpr.origins import NOTHING, Loop, Origin, digest
 from aqtlite.jaxpr.replacement import Location
+from aqtlite.lowering import target
 
 _MARK = "aqtlite mark "
 _NAMES = registry.OF_PRIMITIVES
@@ -271,7 +272,7 @@ def _outputs(
         return values
     made, former = equation_digests.identities(eqn, values)
     facts = _facts_of_outputs(eqn, [value.facts for value in values], of_bodies)
-    transposed = _transposed(eqn, values[0]) if made and values else None
+    transposed = origins.transposed(eqn, values[0]) if made and values else None
     return [
         Origin(
             NOTHING.union(*(values[i].needed for i in needed)),
@@ -282,17 +283,6 @@ def _outputs(
         )
         for number, needed in enumerate(analysis.equation_dependencies(eqn))
     ]
-
-
-def _transposed(eqn: Any, value: Origin) -> origins.Transposed | None:
-    if eqn.primitive not in (primitives.transpose_p, primitives.rev_p):
-        return None
-    before = value.untransposed(len(eqn.outvars[0].aval.shape))
-    if before is None:
-        return None
-    if eqn.primitive is primitives.rev_p:
-        return before.reverse(eqn.params["dimensions"])
-    return before.transpose(eqn.params["permutation"])
 
 
 def _facts_of_outputs(
@@ -315,6 +305,13 @@ def _facts_of_outputs(
     ]
     if alike:
         return [axis_facts.joined(facts) for facts in zip(*alike, strict=True)]
+    reference = target.reference_of(eqn)
+    if reference is not None:
+        given, place = (
+            [Origin(facts=x) for x in inputs],
+            Place(frozenset(), frozenset()),
+        )
+        return [x.facts for x in walk(reference, given, place, Found([], []))]
     return axis_rules.of_outputs(eqn, inputs)
 
 

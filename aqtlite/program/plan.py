@@ -14,7 +14,14 @@ from aqtlite.contraction.contract import is_product
 from aqtlite.invariance import finding
 from aqtlite.invariance.finding import Forms
 from aqtlite.jaxpr import lookups as forms_of_lookups
-from aqtlite.jaxpr import opaque, producers, registry, sites, user_rules
+from aqtlite.jaxpr import (
+    opaque,
+    producers,
+    registry,
+    sites,
+    user_rules,
+    written_products,
+)
 from aqtlite.jaxpr.sites import NamedValue, Site
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
@@ -209,7 +216,7 @@ def make(
     kinds = (
         registry.OF_PRIMITIVES,
         user_rules.CALLS,
-        opaque.names_in(closed),
+        {*opaque.names_in(closed), written_products.PRIMITIVE},
         forms_of_lookups.PRIMITIVES,
     )
     contents = sites.find(closed, parameters, set().union(*kinds))
@@ -228,7 +235,7 @@ def make(
     ]
     planned = in_rules.added(planned, calls, rules, parameters)
     read = lookups.planned(reads, planned, rules, parameters, naming)
-    unseen = unseen_lib.found(others, calls, rules)
+    unseen = unseen_lib.found(others, calls, rules, program)
     used = {one.rule for one in unseen if one.is_left(rules)}
     for index, rule in enumerate(rules):
         if rule.is_required and index not in used:

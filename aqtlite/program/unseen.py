@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from aqtlite.jaxpr import equations, opaque, user_rules
+from aqtlite.jaxpr import equations, opaque, producers, user_rules, written_products
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program import in_rules, injected, patterns
 from aqtlite.program.plan_table import NO_SCOPE
@@ -35,7 +35,10 @@ class Unseen:
 
 
 def found(
-    others: Sequence[Site], calls: Sequence[Site], rules: Sequence[Rule]
+    others: Sequence[Site],
+    calls: Sequence[Site],
+    rules: Sequence[Rule],
+    program: producers.Body,
 ) -> tuple[Unseen, ...]:
     """Returns such operations, those of equal paths and names once.
 
@@ -43,17 +46,23 @@ def found(
         others: equations of primitives of such names.
         calls: calls of functions with rules for their gradients.
         rules: the rules.
+        program: the program.
     """
-    named = [*_in_function(others), *_in_rules(calls)]
+    named = [*_in_function(others, program), *_in_rules(calls)]
     return tuple(
         Unseen(path, op, why, _rule_for(path, rules))
         for path, op, why in dict.fromkeys(named)
     )
 
 
-def _in_function(others: Sequence[Site]) -> Iterator[tuple[str, str, str]]:
+def _in_function(
+    others: Sequence[Site], program: producers.Body
+) -> Iterator[tuple[str, str, str]]:
     for site in others:
         why = opaque.why(site.eqn)
+        if site.eqn.primitive.name == written_products.PRIMITIVE:
+            is_product = written_products.is_product(site, program)
+            why = written_products.WHY_FLOAT if is_product else None
         if why is not None and not in_rules.is_quantized_already(site):
             yield _path(site), str(site.eqn.primitive.name), why
 

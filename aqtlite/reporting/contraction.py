@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from aqtlite.reporting.products import Product
+from aqtlite.reporting.scales import Scale
+from aqtlite.reporting.surroundings import Around
 from aqtlite.reporting.traced import Role, TracedContraction
 
 NOT_FOUND = "not found"
@@ -39,7 +41,8 @@ class ReportedContraction:
     """Dtypes that the function, or its config, asks for: "int8", "int8 x int4"."""
 
     runs_in: str
-    """Dtypes in which the compiled program multiplies, several joined by "and".
+    """Dtypes in which the compiled program multiplies, several joined by "and";
+    "int8" also where one of two int8 is offset to uint8, as VNNI needs.
     "not found": it has no such product, as it was merged with an equal one, or
     computed in another way."""
 
@@ -68,6 +71,16 @@ class ReportedContraction:
     why_float: str
     """Why rules cannot quantize it; empty for all that they can."""
 
+    scales: tuple[Scale, ...]
+    """Scales of operands that are quantized in the call, and what they see."""
+
+    range_reductions: int
+    """Passes in its scope that find a maximum or a minimum, as calibrations do; of all
+    contractions of one role in this scope, such as the two gradients of a layer."""
+
+    transpositions: int
+    """Passes in its scope that move axes, counted alike."""
+
     seconds: float | None
     """Measured time in a call; None if it was not measured, or the profile does not
     name it. What the compiler fused with it is in it."""
@@ -94,17 +107,19 @@ def is_float(dtype: str) -> bool:
 
 
 def _runs_in(dtype: str, asked: str) -> str:
-    """Returns the dtypes of a product by the name that users know.
+    """Returns the dtype of products, without the offset of an operand of int8.
 
-    Processors with VNNI multiply uint8 by int8: integers of int8, moved by 128.
+    Processors with VNNI multiply uint8 by int8: 128 is added to one operand, and what
+    that adds is taken off the sums.
     """
-    moved = dtype == "uint8 x int8" and "uint8" not in asked
-    return "int8" if moved else dtype
+    is_offset = dtype in ("uint8 x int8", "int8 x uint8") and "uint8" not in asked
+    return "int8" if is_offset else dtype
 
 
 def of(
     one: TracedContraction,
     products: Sequence[Product],
+    around: Around,
     seconds: Mapping[str, float],
 ) -> ReportedContraction:
     """Returns the record of a contraction.
@@ -112,12 +127,13 @@ def of(
     Args:
         one: the contraction of the traced program.
         products: its products in the compiled one.
+        around: what surrounds it there.
         seconds: measured times of instructions, by name; empty without a profile.
     """
     counts: collections.Counter[str] = collections.Counter()
     for product in products:
         counts[_runs_in(product.dtype, one.asked)] += product.macs * product.times
-    if not products and one.why_float:
+    if not products and (one.why_float or one.is_in_kernel):
         counts[one.asked] = one.macs or 1
     total = sum(counts.values())
     kernels = dict.fromkeys(x.kernel for x in products if x.kernel)
@@ -144,5 +160,8 @@ def of(
         is_frozen=one.is_frozen,
         weight_bytes=one.weight_bytes,
         why_float=one.why_float,
+        scales=one.scales,
+        range_reductions=around.range_reductions,
+        transpositions=around.transpositions,
         seconds=sum(seconds[x] for x in timed) if timed else None,
     )

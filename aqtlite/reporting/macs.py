@@ -27,7 +27,7 @@ def of_jaxpr(closed: core.ClosedJaxpr) -> int:
 def of_equation(eqn: Any) -> int:
     """Returns the multiply-accumulates of an equation and of its bodies."""
     name = eqn.primitive.name
-    if name in registry.OF_PRIMITIVES or name == "scaled_dot":
+    if name in registry.OF_PRIMITIVES or name in ("scaled_dot", "bcoo_dot_general"):
         return _of_contraction(eqn)
     ragged = ragged_of(eqn)
     if ragged is not None:
@@ -39,7 +39,7 @@ def of_equation(eqn: Any) -> int:
     if not inside:
         return 0
     if name == "pallas_call":
-        return inside * math.prod(x for x in _grid(eqn) if isinstance(x, int))
+        return inside * kernel_runs(eqn)
     return inside * (equations.Scan.of(eqn).length if name == "scan" else 1)
 
 
@@ -62,8 +62,10 @@ def _of_groups(ragged: Ragged, eqn: Any) -> int:
     return math.prod(size for letter, size in sizes.items() if letter != "g")
 
 
-def _grid(eqn: Any) -> tuple[Any, ...]:
-    return tuple(getattr(eqn.params.get("grid_mapping"), "grid", ()))
+def kernel_runs(eqn: Any) -> int:
+    """Returns how often an equation runs its body, if that is a kernel of Pallas."""
+    grid = getattr(eqn.params.get("grid_mapping"), "grid", ())
+    return math.prod(x for x in grid if isinstance(x, int))
 
 
 def _of_contraction(eqn: Any) -> int:
@@ -74,6 +76,11 @@ def _of_contraction(eqn: Any) -> int:
         numbers = eqn.params["dimension_numbers"]
         zeros = math.prod(eqn.params["lhs_dilation"])
         return out * (_size(rhs) // max(rhs[numbers.rhs_spec[0]], 1)) // zeros
+    if name == "bcoo_dot_general":
+        (_, axes), (_, batch) = eqn.params["dimension_numbers"]
+        shape = eqn.invars[2].aval.shape
+        kept = [n for i, n in enumerate(shape) if i not in (*axes, *batch)]
+        return _size(lhs) * _size(kept)
     if name in ("dot_general", "scaled_dot"):
         (axes, _), _ = eqn.params["dimension_numbers"]
         return out * _size(lhs[axis] for axis in axes)

@@ -23,7 +23,8 @@ svg text { fill: var(--text); font: 12px system-ui, sans-serif }
 .narrow { fill: var(--narrow) } .mid { fill: var(--mid) }
 .float { fill: var(--float) } .none { fill: var(--none) }
 .axis { stroke: var(--line) } .grid { stroke: var(--text) }
-#histograms { margin-top: 12px }
+#histograms { margin-top: 12px;
+  grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)) }
 .controls { display: flex; flex-wrap: wrap; gap: 8px 18px; align-items: center;
   margin: 16px 0 8px }
 input[type=search] { flex: 1 1 220px; padding: 7px 9px; font: inherit;

@@ -24,6 +24,9 @@ class Program:
     parameters: dict[int, str]
     """Names of the inputs that are parameters, by index."""
 
+    names: tuple[str, ...]
+    """Names of all inputs."""
+
     name: str
     call: Callable[[], Any]
     """Runs the function, with copies of its arguments, which it may donate."""
@@ -62,8 +65,13 @@ def trace(
         traced.jaxpr, None, None, tuple(range(len(traced.jaxpr.in_avals)))
     )
     given = getattr(traced, "args_info", (args, kwargs))
+    names = names_of_parameters(lambda path: True, found, *given)
     return Program(
-        traced, names_of_parameters(positions_of(params), found, *given), name, call
+        traced,
+        names_of_parameters(positions_of(params), found, *given),
+        tuple(names[i] for i in range(len(names))),
+        name,
+        call,
     )
 
 

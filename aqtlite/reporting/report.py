@@ -25,6 +25,7 @@ from aqtlite.reporting import (
     products,
     program,
     roofline,
+    surroundings,
     tables,
     traced,
 )
@@ -35,6 +36,7 @@ from aqtlite.reporting.copies import Copy
 from aqtlite.reporting.memory import Memory, saved_bytes
 from aqtlite.reporting.products import Product
 from aqtlite.reporting.roofline import Estimate, Rates
+from aqtlite.reporting.surroundings import Around
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -101,6 +103,25 @@ class Report:
     def share_of(self, one: ReportedContraction) -> float:
         """Returns the share of a contraction in the multiply-accumulates."""
         return (one.macs or 0) / self.macs if self.macs else 0.0
+
+    def shared_along(self, axis: int) -> tuple[ReportedContraction, ...]:
+        """Returns the forward contractions with scales shared along an axis of inputs.
+
+        A scale that the examples of a batch share makes the result of one depend on the
+        others; one that positions share lets earlier ones see later ones. Without such
+        scales, quantization adds no dependency that the float program has not;
+        `aqtlite.testing.assert_independent` and `assert_causal` run the program.
+
+        Args:
+            axis: axis of arguments that are no parameters: usually 0 for examples, 1
+                for positions.
+        """
+        return tuple(
+            one
+            for one in self.contractions
+            if one.role == "forward"
+            and any(axis == of for x in one.scales for _, of in x.shared)
+        )
 
     def compare(self, other: "Report") -> Comparison:
         """Compares the contractions of another program with these, by path."""
@@ -230,12 +251,13 @@ def report(
         lowered = stages.lower(lowering_platforms=(platform,))
         text, memory = lowered.as_text(dialect="hlo", debug_info=True), None
         device = ""
-    asked = traced.find(stages.jaxpr, traced_program.parameters)
+    asked = traced.find(stages.jaxpr, traced_program.parameters, traced_program.names)
     module = hlo.parse(text)
     products_of, others = joined.join(asked, products.find(module))
     seconds: dict[str, float] = {}
     if measured_runs:
         seconds = measured.seconds(traced_program.call, module.name, measured_runs)
+    around = surroundings.find(module, joined.finder(asked))
     layers = [one.in_layer() for one in asked]
     find = joined.finder(layers)
 
@@ -247,8 +269,8 @@ def report(
         platform=platform or jax.default_backend(),
         device=device,
         contractions=tuple(
-            contraction.of(one, found, seconds)
-            for one, found in zip(asked, products_of, strict=True)
+            contraction.of(one, found, around.get(i, Around()), seconds)
+            for i, (one, found) in enumerate(zip(asked, products_of, strict=True))
         ),
         others=tuple(others),
         copies=tuple(copies.find(module, path_of)) if memory else (),

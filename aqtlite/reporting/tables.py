@@ -51,6 +51,15 @@ def notes(one: ReportedContraction) -> list[str]:
         found.append(f"{one.times} times")
     if one.macs and one.compiled_macs > 1.01 * one.macs:
         found.append(f"{one.compiled_macs / one.macs:.3g} times the products")
+    found += [
+        f"scale of {scale.side} shared along axis {axis} of argument {name}"
+        for scale in one.scales
+        for name, axis in scale.shared
+    ]
+    if one.range_reductions:
+        found.append(f"{one.range_reductions} range reductions")
+    if one.transpositions:
+        found.append(f"{one.transpositions} transpositions")
     if one.seconds is not None:
         found.append(f"{1e6 * one.seconds:.3g} us")
     if one.why_float:

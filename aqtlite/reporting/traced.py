@@ -3,14 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 
 from aqtlite.contraction import differentiation, remat
-from aqtlite.jaxpr import opaque, producers, registry, sites
+from aqtlite.jaxpr import opaque, producers, registry, sites, written_products
 from aqtlite.jaxpr.origins import Loop, Origin, digest
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import target
@@ -18,16 +18,15 @@ from aqtlite.program import injected
 from aqtlite.program.equation import equation_of
 from aqtlite.program.naming import by_scope_or_leaf, numbered
 from aqtlite.program.planned_operand import PlannedOperand
-from aqtlite.reporting import macs, sizes
+from aqtlite.reporting import macs, scales, sizes
 from aqtlite.reporting.products import both
+from aqtlite.reporting.scales import Argument, Scale
 from aqtlite.shapes.sharding import describe
 
 Role = Literal["forward", "gradient", "recomputed"]
 
 _FORWARD: Role = "forward"
 _AGAIN = "rematted_computation"
-
-_PRODUCT_AND_SUM = "written as a multiplication and a sum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +60,9 @@ class TracedContraction:
     is_known: bool
     """Whether that is known: while loops count once."""
 
+    is_in_kernel: bool
+    """Whether it is inside of a kernel, which compilers take as it is."""
+
     is_frozen: bool
     """Whether an operand is computed from integers, or floats of 8 bits, that the
     function takes."""
@@ -70,6 +72,9 @@ class TracedContraction:
 
     why_float: str
     """Why no rule quantizes it, where that is known without rules."""
+
+    scales: tuple[Scale, ...]
+    """Those of its operands that are quantized in the call."""
 
     scope: tuple[str, ...]
     """Names of the scopes around it, by which the compiled program is joined."""
@@ -82,29 +87,50 @@ class TracedContraction:
         return dataclasses.replace(self, scope=names)
 
 
+class _Group(NamedTuple):
+    """The products of a contraction: several, if it is quantized in parts."""
+
+    products: list[Site]
+    named: list[Site]
+    """Equations that name values and scales of its operands."""
+
+
 def find(
-    closed: core.ClosedJaxpr, parameters: Mapping[int, str]
+    closed: core.ClosedJaxpr, parameters: Mapping[int, str], names: Sequence[str]
 ) -> list[TracedContraction]:
     """Returns the contractions of a program, in its order.
 
     Args:
         closed: the program.
         parameters: names of its inputs that are parameters, by index.
+        names: names of all inputs.
     """
-    names = {*registry.OF_PRIMITIVES, target.PRIMITIVE, "name", "reduce_sum"}
+    found_by = {
+        *registry.OF_PRIMITIVES,
+        target.PRIMITIVE,
+        "name",
+        written_products.PRIMITIVE,
+    }
     unseen = opaque.names_in(closed)
-    contents = sites.find(closed, parameters, names | unseen)
-    found = list(_groups(contents.contractions, unseen, producers.Body(closed)))
-    heads = [_outside(group[0], parameters) for group in found]
+    contents = sites.find(closed, parameters, found_by | unseen)
+    program = producers.Body(closed)
+    found = list(_groups(contents.contractions, unseen, program))
+    heads = [_outside(group.products[0], parameters) for group in found]
     paths = [one.path for one in by_scope_or_leaf(heads, parameters)]
-    roles = [_role(group[0]) for group in found]
+    roles = [_role(group.products[0]) for group in found]
     # A forward contraction has two gradients, which share its path.
     numbers = iter(
         numbered([x for x, y in zip(paths, roles, strict=True) if y == _FORWARD])
     )
+    arguments = [
+        Argument(names[i], aval.ndim, _is_floating(aval.dtype), i in parameters)
+        for i, aval in enumerate(closed.in_avals)
+    ]
     return [
-        _contraction(
-            group, next(numbers) if role == _FORWARD else path, role, closed, parameters
+        dataclasses.replace(
+            _contraction(group.products, path, role, program, parameters),
+            path=next(numbers) if role == _FORWARD else path,
+            scales=scales.of(group.named, arguments, program),
         )
         for group, path, role in zip(found, paths, roles, strict=True)
     ]
@@ -112,76 +138,46 @@ def find(
 
 def _groups(
     found: Sequence[Site], unseen: set[str], program: producers.Body
-) -> Iterator[list[Site]]:
-    """Yields the products of each contraction: several, if it is quantized in parts.
+) -> Iterator[_Group]:
+    """Yields the products of each contraction.
 
     A contraction of this library ends with the sums that it names.
     """
-    pending: list[Site] = []
+    pending = _Group([], [])
     for site in found:
         name = site.eqn.primitive.name
         if unseen & set(site.around):
             continue  # The body of a kernel, which counts as one.
         if name == "name":
-            if site.eqn.params["name"] == remat.SUMS and pending:
+            if scales.is_named(site):
+                pending.named.append(site)
+            elif site.eqn.params["name"] == remat.SUMS and pending.products:
                 yield pending
-                pending = []
+                pending = _Group([], [])
             continue
         if not _is_product(site, program):
             continue
         is_ours = differentiation.SCOPE in site.scope.path.split("/")
-        if pending and (not is_ours or site.scope != pending[-1].scope):
+        before = pending.products
+        if before and (not is_ours or site.scope != before[-1].scope):
             yield pending
-            pending = []
+            pending = _Group([], [])
         if is_ours:
-            pending.append(site)
+            pending.products.append(site)
         else:
-            yield [site]
-    if pending:
+            yield _Group([site], [])
+    if pending.products:
         yield pending
 
 
 def _is_product(site: Site, program: producers.Body) -> bool:
     eqn = site.eqn
-    if eqn.primitive.name == "reduce_sum":
-        return _factors(site, program) is not None
+    if eqn.primitive.name == written_products.PRIMITIVE:
+        return written_products.is_product(site, program)
     if target.function_of(eqn) is not None:
         return macs.of_equation(eqn) > 0
     is_known = eqn.primitive.name in registry.OF_PRIMITIVES
     return is_known or opaque.why(eqn) is not None
-
-
-def _factors(site: Site, program: producers.Body) -> list[Any] | None:
-    """Returns the factors of products that are summed, if each lacks an axis."""
-    if not jnp.issubdtype(site.eqn.outvars[0].aval.dtype, jnp.floating):
-        return None
-    given = producers.operands(program, site.location)
-    if not given or given[0].maker is None or given[0].maker.primitive.name != "mul":
-        return None
-    factors = given[0].inputs
-    kept = [_spread(one, given[0].shape, site.eqn.params["axes"]) for one in factors]
-    are_apart = all(kept) and not set.intersection(*kept)
-    return factors if are_apart else None
-
-
-def _spread(value: Any, shape: Sequence[int], summed: Sequence[int]) -> set[int]:
-    """Returns the axes of a sum's result along which a factor repeats itself.
-
-    Args:
-        value: the factor.
-        shape: shape of the products.
-        summed: axes that are summed.
-    """
-    sizes = dict(enumerate(value.shape))
-    made = value.maker
-    if made is not None and made.primitive.name == "broadcast_in_dim":
-        axes = made.params["broadcast_dimensions"]
-        sizes = dict(zip(axes, made.invars[0].aval.shape, strict=True))
-    return {
-        axis
-        for axis, size in enumerate(shape)
-        if size > 1 and sizes.get(axis, 1) == 1 and axis not in summed
-    }
 
 
 def _outside(site: Site, parameters: Mapping[int, str]) -> Site:
@@ -213,21 +209,21 @@ def _contraction(
     group: Sequence[Site],
     path: str,
     role: Role,
-    closed: core.ClosedJaxpr,
+    program: producers.Body,
     parameters: Mapping[int, str],
 ) -> TracedContraction:
     site = group[0]
     eqn = site.eqn
-    times = math.prod(site.lengths)
+    times = _times(site, program)
     why = opaque.why(eqn) or ""
-    if eqn.primitive.name == "reduce_sum":
-        why = _PRODUCT_AND_SUM
+    if eqn.primitive.name == written_products.PRIMITIVE:
+        why = written_products.WHY_FLOAT
     operands = [
         PlannedOperand.of(atom.aval, origin, parameters)
         for atom, origin in zip(eqn.invars[:2], site.operands, strict=False)
     ]
-    total = sum(macs.of_equation(one.eqn) * math.prod(one.lengths) for one in group)
-    if why == _PRODUCT_AND_SUM:
+    total = sum(macs.of_equation(one.eqn) * _times(one, program) for one in group)
+    if why == written_products.WHY_FLOAT:
         total = math.prod(eqn.invars[0].aval.shape) * times
     described = [*map(describe, operands), "", ""]
     return TracedContraction(
@@ -242,8 +238,9 @@ def _contraction(
         macs=total or (None if why else 0),
         times=times,
         is_known="while" not in site.around,
+        is_in_kernel="pallas_call" in site.around,
         is_frozen=any(
-            _is_narrow(operand.dtype) and _is_given(origin, closed)
+            _is_narrow(operand.dtype) and _is_given(origin, program.closed)
             for operand, origin in zip(operands, site.operands, strict=False)
         ),
         weight_bytes=sum(
@@ -252,8 +249,21 @@ def _contraction(
             if operand.kind == "weight"
         ),
         why_float=why,
+        scales=(),
         scope=tuple(filter(None, site.scope.path.split("/"))),
     )
+
+
+def _times(site: Site, program: producers.Body) -> int:
+    """Returns how often a site runs: in all steps of loops and runs of kernels."""
+    times, body = math.prod(site.lengths), program
+    for index, number in site.location[:-1]:
+        eqn = body.closed.jaxpr.eqns[index]
+        times *= macs.kernel_runs(eqn)
+        if registry.name_of(eqn) is not None:
+            break
+        body = body.inside(eqn, number)
+    return times
 
 
 def _name(site: Site) -> str:
@@ -299,7 +309,7 @@ def _asked(site: Site, operands: Sequence[PlannedOperand]) -> str:
         ]
         return both(*names)
     floats = [one.dtype for one in operands]
-    if site.eqn.primitive.name == "reduce_sum" or len(floats) < 2:
+    if site.eqn.primitive.name == written_products.PRIMITIVE or len(floats) < 2:
         return floats[0] if floats else str(site.eqn.outvars[0].aval.dtype)
     return both(*floats)
 
@@ -307,13 +317,13 @@ def _asked(site: Site, operands: Sequence[PlannedOperand]) -> str:
 def _is_narrow(dtype: str) -> bool:
     return (
         dtype != "bool" and jnp.finfo(dtype).bits <= 8
-        if _is_float(dtype)
+        if _is_floating(dtype)
         else (dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
     )
 
 
-def _is_float(dtype: str) -> bool:
-    return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+def _is_floating(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _is_given(origin: Origin, closed: core.ClosedJaxpr) -> bool:

@@ -1,50 +1,56 @@
 """The table of all presets (see `benchmarks.presets`)."""
 
+import numpy as np
 import pytest
 
 from aqtlite import config
 from benchmarks import presets
-from benchmarks.presets import Subject
+from benchmarks.presets import Row
 
 pytestmark = pytest.mark.code("quick")
 
 
-def subject(name, factor, *, is_trained=True, loss=0.0):
-    return Subject(
-        name,
-        model=None,
-        init=print,
-        apply=print,
-        losses=[1 + loss, 2 + 3 * loss],
-        step=print if is_trained else None,
-        peak=100 * factor,
-        steps=[50.0, factor, 2 * factor] if is_trained else [],
-        tokens=[50.0, factor, 2 * factor],
-        nbytes=100 * factor,
-        is_equal=factor < 3,
-    )
-
-
-SUBJECTS = [
-    subject(presets.FLOAT, 1),
-    subject("a()", 3, loss=0.5),
-    subject("b()", 0.5, is_trained=False, loss=-0.25),
+ROWS = [
+    Row("a()", (0.5, 1.5), 3.0, 2.0, 0.25, 1.5, False),
+    Row("b()", (-0.25, -0.75), None, 0.5, 0.3, None, True),
 ]
 
 
-def test_rows_are_relative_to_float32():
-    first, second = presets.rows(SUBJECTS)
-    assert (first.name, second.name) == ("b()", "a()")
-    assert first.loss == (-0.5, -0.75, -0.25)
-    assert (first.step, first.memory) == (None, None)
-    assert (second.step, second.token, second.nbytes, second.memory) == (3, 3, 3, 3)
-    table = presets.markdown([first, second]).splitlines()
-    assert table[2].startswith("| `b()` | -0.5000 (-0.7500 to -0.2500) |")
-    assert "3.00 x | 3.00 x | 3.00 x | 3.00 x | differs" in table[3]
+def test_the_table_is_sorted_by_loss():
+    first, second = presets.markdown(ROWS).splitlines()[2:]
+    assert first == (
+        "| `b()` | -0.5000 (-0.7500 to -0.2500) | after training | 0.50 x | 0.30 x |  "
+        "| equal |"
+    )
+    assert second.endswith("| 3.00 x | 2.00 x | 0.25 x | 1.50 x | differs |")
+
+
+def test_rows_are_kept_for_the_same_sizes(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    assert presets.kept(file, presets.QUICK) == presets.kept(None, presets.QUICK) == []
+    for row in ROWS:
+        presets.keep(file, presets.QUICK, row)
+    assert presets.kept(file, presets.QUICK) == ROWS
+    assert presets.kept(file, presets.Options()) == []
+
+
+def test_times_are_ratios_by_turns(monkeypatch):
+    clock = [0.0]
+    order = []
+
+    def taking(name, seconds):
+        while True:
+            clock[0] += seconds
+            order.append(name)
+            yield np.zeros(())
+
+    monkeypatch.setattr(presets.time, "process_time", lambda: clock[0])
+    assert presets.ratio(taking("one", 3.0), taking("other", 2.0), 3) == 1.5
+    assert order == ["one", "other", "other", "one", "one", "other", "other", "one"]
 
 
 def test_two_plots(tmp_path):
-    presets.plot(presets.rows(SUBJECTS), tmp_path)
+    presets.plot(ROWS, tmp_path)
     for name in ("presets_time.png", "presets_bytes.png"):
         assert (tmp_path / name).stat().st_size > 1000
 

@@ -26,6 +26,9 @@ class Mlp(nn.Module):
 def injected(cfg=None):
     return Mlp(cfg), (X,), {"flip": True}
 
+def wide(cfg=None):
+    return nn.Dense(256), (jax.ShapeDtypeStruct((256, 256), "float32"),)
+
 def of_nnx():
     return nnx.eval_shape(lambda: nnx.Linear(4, 2, rngs=nnx.Rngs(0))), (X,)
 """
@@ -67,6 +70,18 @@ def test_two_models(capsys):
     names = ["reported.py:of_nnx"] * 2
     assert run(*names, "--preset", "fully_quantized", "--backward") == 0
     assert "2 of 2 contractions differ" in capsys.readouterr().out
+
+
+def test_times_of_contractions(capsys):
+    assert run("reported.py:injected", "--backward", "--measure", "2", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    # So small a contraction is not in the profile, and has no time of its own.
+    assert len(data["contractions"]) == 2 and "seconds" in data["contractions"][0]
+    assert run("reported.py:wide", "--measure", "2") == 0
+    assert " us" in capsys.readouterr().out
+    assert run("reported.py:wide", "--measure", "2", "--platform", "tpu") == 2
+    assert "give no --platform" in capsys.readouterr().err
+    assert run("reported.py:wide", "--measure", "-1") == 2
 
 
 def test_page(folder, capsys):

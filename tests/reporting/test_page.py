@@ -3,8 +3,6 @@
 import html.parser
 import json
 import re
-import shutil
-import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +11,10 @@ import pytest
 import aqtlite
 from aqtlite import config, report
 from tests.common import normal
+from tests.reporting import browser
 
 pytestmark = pytest.mark.code("quick")
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-    None,
-)
 X, W = normal((8, 16)), normal((16, 4))
 
 
@@ -124,30 +119,62 @@ def test_operands_that_cannot_be_drawn(found, tmp_path):
         found.to_html(file, operands={"w": (X, OPERAND)})
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is on the path")
-@pytest.mark.parametrize("width", [400, 1400])
-def test_in_a_browser(page, tmp_path, width):
-    """The script runs to its end, and nothing is wider than the window."""
-    told = (
-        "<script>document.title = [document.querySelectorAll('tr.contraction').length,"
-        "document.querySelectorAll('#histograms rect').length > 0,"
-        "document.documentElement.scrollWidth <= innerWidth].join(' ')</script>"
-    )
+PATHS = (
+    "[...document.querySelectorAll('tr.contraction td.path')].map((x) => x.innerText)"
+)
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="no Chromium is on the path")
+def test_in_a_browser(page, tmp_path):
+    """Clicks sort, filter and fold; nothing is wider than the window, light or dark."""
     file = tmp_path / "report.html"
-    file.write_text(page.replace("</html>", f"{told}</html>"), encoding="utf-8")
-    shown = subprocess.run(
-        [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *(f"--user-data-dir={tmp_path}", f"--window-size={width},900"),
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout
-    rows = len(json.loads(Page(page).texts["data"])["contractions"])
-    assert f"<title>{rows} true true</title>" in shown
+    file.write_text(page, encoding="utf-8")
+    rows = json.loads(Page(page).texts["data"])["contractions"]
+    assert len(rows) == 2
+    shades = {}
+    with browser.running(tmp_path) as tab:
+        for width, scheme in ((400, "light"), (1400, "dark")):
+            tab.open(file.as_uri(), width, scheme)
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            assert tab.value("document.querySelectorAll('#histograms rect').length")
+            back, text = tab.value(
+                "((x) => [x.backgroundColor, x.color])(getComputedStyle(document.body))"
+            )
+            shades[scheme] = [
+                sum(map(int, re.findall(r"\d+", x))) for x in (back, text)
+            ]
+            # Paths are in the page, and ran no script.
+            assert tab.value(PATHS)[0].startswith("</script><script>alert")
+
+            tab.click("th button", "path")
+            assert tab.value("document.querySelector('[aria-sort]').ariaSort") == (
+                "ascending"
+            )
+            ordered = tab.value(PATHS)
+            assert ordered == sorted(ordered) and len(set(ordered)) == 2
+            tab.click("th button", "path")
+            assert tab.value(PATHS) == ordered[::-1]
+
+            tab.click("#filter")
+            for text, wanted in (
+                ("inner#1 float32", ordered[1:]),
+                ("nothing of this kind", []),
+                ("inner", ordered[::-1]),
+            ):
+                tab.value("filter.select()")
+                tab.write(text)
+                assert tab.value(PATHS) == wanted
+
+            module = "document.querySelector('tr.module button').ariaExpanded"
+            tab.click("tr.module button")
+            assert (tab.value(PATHS), tab.value(module)) == ([], "false")
+            tab.click("tr.module button")
+            assert (len(tab.value(PATHS)), tab.value(module)) == (2, "true")
+            tab.click("label", "fold by module")
+            assert tab.value("document.querySelector('tr.module')") is None
+            assert len(tab.value(PATHS)) == 2
+    (light, ink), (dark, paint) = shades["light"], shades["dark"]
+    assert light > 600 > 300 > ink and dark < 150 < 450 < paint
 
 
 def test_a_folder_that_is_not_there(found, tmp_path):

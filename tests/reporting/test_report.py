@@ -16,7 +16,7 @@ from jax.experimental import pallas
 from qwix._src.core import dot_general_qt
 
 import aqtlite
-from aqtlite import config, report
+from aqtlite import calibration, config, report, testing
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from tests.common import MATMUL, nearest, normal
 
@@ -278,6 +278,17 @@ def test_an_operand_quantized_twice():
     [copy] = report(twice, X).copies
     assert (copy.kind, copy.type) == ("quantized again", "int8[16,32]")
 
+    def loss(x, w):
+        with jax.named_scope("layer"):
+            return jnp.sum(afresh(x, w, MATMUL) ** 2)
+
+    afresh = aqtlite.make_dot_general(nearest(use_fwd_quant=False))
+    copies = report(jax.grad(loss, (0, 1)), X, normal((32, 24))).copies
+    again = [(x.path, x.type) for x in copies if x.kind == "quantized again"]
+    assert ("layer", "int8[32,24]") in again and {path for path, _ in again} == {
+        "layer"
+    }
+
 
 def test_models_of_nnx():
     model = nnx.eval_shape(lambda: nnx.Linear(32, 8, rngs=nnx.Rngs(0)))
@@ -294,6 +305,80 @@ def test_an_operand_made_of_a_random_key():
 
     [one] = report(noisy, jax.random.key(0), jnp.ones((32, 24), jnp.int8)).contractions
     assert one.asked == "int8"
+
+
+def attention(dot_general, x, w):
+    def product(equation, lhs, rhs):
+        return jnp.einsum(equation, lhs, rhs, _dot_general=dot_general)
+
+    with jax.named_scope("values"):
+        values = product("btd,dm->btm", x, w)
+    with jax.named_scope("scores"):
+        scores = product("btd,bsd->bts", x, x)
+    scores = jnp.where(jnp.tri(6, dtype=bool), scores, -1e9)
+    with jax.named_scope("mixed"):
+        return product("bts,bsm->btm", jax.nn.softmax(scores), values)
+
+
+SIDES = ("lhs", "rhs")
+PER_TENSOR = {"fwd.lhs.calib_shared_axes": "per_tensor"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "examples", "positions"),
+    [
+        ({}, [], ["mixed"]),
+        (PER_TENSOR, ["values", "scores", "mixed"], ["values", "scores", "mixed"]),
+        ({f"fwd.{x}.calibration": calibration.Constant(3.0) for x in SIDES}, [], []),
+    ],
+    ids=["per channel", "per tensor", "static"],
+)
+def test_what_scales_see(changes, examples, positions):
+    """Values of all positions share a scale, so that earlier ones see later ones."""
+    cfg = config.update(nearest(), changes)
+    fn = functools.partial(attention, aqtlite.make_dot_general(cfg))
+    given = normal((2, 6, 8)), normal((8, 8), 1)
+    found = report(fn, *given, params=1)
+    names = [
+        [one.path.partition("/")[0] for one in found.shared_along(axis)]
+        for axis in (0, 1)
+    ]
+    assert names == [examples, positions]
+    one = found.contractions[0]
+    assert [(x.side, x.is_dynamic) for x in one.scales] == [
+        ("lhs", "fwd.rhs.calibration" not in changes),
+        ("rhs", False),
+    ]
+    assert ("shared along axis 1 of argument 0" in repr(found)) == bool(positions)
+    causal = functools.partial(testing.assert_causal, fn, *given, argnums=0)
+    independent = functools.partial(testing.assert_independent, fn, *given, argnums=0)
+    # What the report derives is what is found when it runs.
+    for names, noun, check in (
+        (positions, "positions", causal),
+        (examples, "examples", independent),
+    ):
+        if names:
+            with pytest.raises(AssertionError, match=f"{noun} share the scales of its"):
+                check()
+        else:
+            check()
+
+
+def test_passes_around_contractions():
+    """A maximum of each operand; in the gradients two transposed integer operands."""
+    found, text = gradient_of(nearest(), nearest())
+    wanted = r"calls=%?([\w.]+), metadata=.*jit\(_quantize\)/reduce"
+    assert len(set(re.findall(wanted, text))) == 7
+    ranges = {(one.path, one.role): one.range_reductions for one in found.contractions}
+    assert ranges == {
+        (f"Mlp/{name}", role): 1 if (name, role) == ("up", "gradient") else 2
+        for name in ("up", "down")
+        for role in ("forward", "gradient")
+    }
+    in_float = gradient_of(None, None)[0]
+    assert not any(one.range_reductions for one in in_float.contractions)
+    assert any(one.transpositions for one in found.contractions)
+    assert not in_float.contractions[0].scales
 
 
 def test_wrong_arguments():

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas
 
 import aqtlite
 from aqtlite import testing
@@ -37,6 +38,25 @@ def test_other_floats_in_the_name_of_float8():
     with pytest.raises(AssertionError, match=wanted):
         testing.assert_quantized(fp8, X, W, MATMUL)
     testing.assert_quantized(fp8, X, W, MATMUL, platform="cuda")
+
+
+def test_floats_in_a_kernel_of_pallas():
+    """The compiled program names no product of theirs, and they count all the same."""
+
+    def kernel(x, w, out):
+        out[...] = x[...] @ w[...]
+
+    def layers(w, x):
+        grid = {"grid": (2,), "out_specs": pallas.BlockSpec((8, 128), lambda i: (i, 0))}
+        specs = [grid["out_specs"], pallas.BlockSpec((128, 128), lambda i: (0, 0))]
+        shape = jax.ShapeDtypeStruct((16, 128), "float32")
+        with jax.named_scope("kernel"):
+            x = pallas.pallas_call(kernel, shape, in_specs=specs, **grid)(x, w)
+        return INT8(x, w, MATMUL)
+
+    shapes = (jax.ShapeDtypeStruct((n, 128), "float32") for n in (128, 16))
+    with pytest.raises(AssertionError, match=r"(?s)50\.0% of .*\n  kernel .*50\.0%"):
+        testing.assert_quantized(layers, *shapes, platform="tpu")
 
 
 def test_what_cannot_be_asserted():
