@@ -16,6 +16,10 @@ class RulesError(UserError, ValueError):
     """Error for rules that do not fit the contractions of a program."""
 
 
+class NoArithmeticError(TypeError):
+    """Error for arithmetic with a `QTensor`, which has none."""
+
+
 class CostWarning(UserWarning):
     """A costly calibration, meant to run once on weights, runs at every training step.
 

@@ -10,6 +10,7 @@ EXTRAS = {
     "litert_converter": "edge",
     "onnx": "onnx",
     "onnxruntime": "onnx",
+    "jinja2": "llm",
     "tokenizers": "llm",
 }
 """Extra that installs each package."""

@@ -14,7 +14,9 @@ from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.qtensor.qtensor import QTensor
 
 
-def fill(variables: Any, weights: Mapping[str, QTensor | np.ndarray]) -> Any:
+def fill(
+    variables: Any, weights: Mapping[str, QTensor | np.ndarray | jax.Array]
+) -> Any:
     """Returns variables with the weights of a source as their values.
 
     What is quantized stays so: `aqtlite.flax.convert`, `aqtlite.flax.nnx.convert` and

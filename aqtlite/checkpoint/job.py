@@ -102,12 +102,6 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
         node = nodes[path]
         if not isinstance(node, Frozen):
             raise TypeError(f"{path} is {node}")
-        if weight.record.cfg.fwd.rhs.double_scales is not None:
-            raise CheckpointError(
-                f"{path} has fwd.rhs.double_scales, which a conversion in memory takes "
-                "(aqtlite.flax.convert) and serving checkpoints do not hold: leave it "
-                "None here"
-            )
         inputs = [
             params[one.number] if isinstance(one, Parameter) else variables.buffer(one)
             for one in weight.inputs

@@ -17,7 +17,15 @@ from aqtlite.checkpoint.compatibility import abstract_serving
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, open_reader
 from aqtlite.checkpoint.load_float import variables_of
-from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Node, Plain, Stored
+from aqtlite.checkpoint.manifest import (
+    DOUBLE_SCALES,
+    NNX,
+    Frozen,
+    Manifest,
+    Node,
+    Plain,
+    Stored,
+)
 from aqtlite.checkpoint.names import steps_of
 from aqtlite.checkpoint.report import Report, report_of, size_of
 from aqtlite.flax.linen import given_variables
@@ -25,6 +33,7 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.program.serving.placeholder import with_zeros
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import double_scales
 
 
 def load_serving(
@@ -138,6 +147,12 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
                     field: _read(source, manifest, name, {})
                     for field, name in node.arrays.items()
                 }
+                if "scale" not in fields:
+                    inner = {
+                        one.removeprefix("scale."): fields.pop(one)
+                        for one in DOUBLE_SCALES
+                    }
+                    fields["scale"] = double_scales.stored(**inner)
                 return QTensor(
                     **fields,
                     dtype=node.dtype,

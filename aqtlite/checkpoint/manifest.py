@@ -22,8 +22,11 @@ from aqtlite.numerics import Numerics
 from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
 
-FIELDS = ("qvalue", "scale", "zero_point", "sums")
-"""Fields of a `QTensor` that are arrays; the last two may be None."""
+DOUBLE_SCALES = ("scale.qvalue", "scale.scale", "scale.offset")
+"""Fields in place of "scale" where scales are held in 8 bits."""
+
+FIELDS = ("qvalue", "scale", *DOUBLE_SCALES, "zero_point", "sums")
+"""Fields of a `QTensor` that are arrays, of which each has some."""
 
 ON_GRID = ("qvalue", "zero_point")
 """Fields whose values are stored values of the grid."""
@@ -63,7 +66,8 @@ class Frozen:
     """A node that is a `QTensor`."""
 
     arrays: Mapping[str, str]
-    """Names of the arrays, by field of the `QTensor`: at least "qvalue" and "scale"."""
+    """Names of the arrays, by field of the `QTensor`: at least "qvalue", and "scale" or
+    `DOUBLE_SCALES`."""
 
     dtype: np.dtype
     order: tuple[int, ...] | None
@@ -79,6 +83,11 @@ class Frozen:
     decibels: float | None = None
     """Signal-to-noise ratio of the quantization in dB; None if there is no noise, or
     before the weight is quantized."""
+
+    @property
+    def scales(self) -> str:
+        """Name of the array with an element for each scale."""
+        return self.arrays["scale" if "scale" in self.arrays else "scale.qvalue"]
 
 
 Node = Plain | Frozen | FrozenKernel | FrozenRecord
@@ -160,11 +169,7 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
             {name: Stored(info, packing_of(info)) for name, info in named.items()}
         )
         if isinstance(node, QTensor):
-            prefix = f"{path}/"
-            # A box adds a step to the path below the field.
-            arrays_of = {
-                name.removeprefix(prefix).partition("/")[0]: name for name in named
-            }
+            arrays_of = {_field_of(path, name): name for name in named}
             fields = {one: arrays_of[one] for one in FIELDS if one in arrays_of}
             for name in (fields[one] for one in ON_GRID if one in fields):
                 packing = packing_of(named[name], node.numerics)
@@ -181,3 +186,10 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
             (name,) = named
             nodes[path] = Plain(name)
     return nodes, arrays
+
+
+def _field_of(path: str, name: str) -> str:
+    """The field of an array of a `QTensor`; a box adds a step below it."""
+    first, *below = name.removeprefix(f"{path}/").split("/")
+    inner = ".".join((first, *below[:1]))
+    return inner if inner in FIELDS else first

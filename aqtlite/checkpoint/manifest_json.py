@@ -15,6 +15,7 @@ from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.manifest import (
+    DOUBLE_SCALES,
     FIELDS,
     FRAMEWORKS,
     LINEN,
@@ -36,8 +37,11 @@ from aqtlite.program.serving.frozen_record import FrozenRecord, Operand
 from aqtlite.program.serving.identity import Identity
 from aqtlite.quantization.stored_statistics import is_obsolete
 
-FORMAT = 3
+FORMAT = 4
 """Version of the format, incremented by every change that older readers cannot read."""
+
+_WITHOUT_DOUBLE_SCALES = 3
+"""Version of manifests without scales in 8 bits, the oldest that is read."""
 
 
 def to_json(manifest: Manifest) -> str:
@@ -47,9 +51,10 @@ def to_json(manifest: Manifest) -> str:
     """
     configs: list[config.DotGeneral] = []
     nodes = {path: _encode_node(node, configs) for path, node in manifest.nodes.items()}
+    has_double_scales = any(DOUBLE_SCALES[0] in node for node in nodes.values())
     return json.dumps(
         {
-            "format": FORMAT,
+            "format": FORMAT if has_double_scales else _WITHOUT_DOUBLE_SCALES,
             "version": manifest.version,
             "framework": manifest.framework,
             "model": manifest.model,
@@ -85,7 +90,7 @@ def from_json(text: str, where: str) -> Manifest:
                 f"this is aqtlite {aqtlite.__version__}, which reads formats up to "
                 f"{FORMAT}: upgrade it"
             )
-        if found < FORMAT:
+        if found < _WITHOUT_DOUBLE_SCALES:
             raise CheckpointError(
                 f"{where} was written in format {found} by aqtlite {data['version']}, "
                 f"which this aqtlite {aqtlite.__version__} does not read: convert again"
@@ -133,7 +138,10 @@ def _check_references(manifest: Manifest) -> None:
         if isinstance(node, Plain):
             named = {path: node.array}
         elif isinstance(node, Frozen):
-            named = {f"{path}/{field}": name for field, name in node.arrays.items()}
+            named = {
+                f"{path}/{field.replace('.', '/')}": name
+                for field, name in node.arrays.items()
+            }
             names = (node.arrays[one] for one in ON_GRID if one in node.arrays)
             grids = dict.fromkeys(names, node.numerics)
         for above, name in named.items():
@@ -292,10 +300,14 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             dtype = json_text.dtype(data["dtype"])
             if not jnp.issubdtype(dtype, jnp.floating):
                 raise ValueError(f"a frozen weight of {dtype}")
-            if not {"qvalue", "scale"} <= data.keys():
+            fields = [one for one in FIELDS if one in data]
+            if fields[:2] != ["qvalue", "scale"] and fields[:4] != [
+                "qvalue",
+                *DOUBLE_SCALES,
+            ]:
                 raise ValueError(f"a frozen weight of {sorted(data)}")
             return Frozen(
-                arrays={one: str(data[one]) for one in FIELDS if one in data},
+                arrays={one: str(data[one]) for one in fields},
                 dtype=dtype,
                 order=None if data["order"] is None else tuple(data["order"]),
                 numerics=_decode_numerics(data["numerics"]),

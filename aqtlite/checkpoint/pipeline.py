@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 
@@ -95,10 +96,11 @@ def _make(
     arrays = {}
     for field, name in task.fields.items():
         owner = made if field == "identity" else made.qtensor
-        x = np.asarray(getattr(owner, field))
+        x = np.asarray(operator.attrgetter(field)(owner))
         arrays[field] = _stored(x, job.manifest.arrays[name])
     # NaN and infinities in a weight make its scales NaN or infinite.
-    if not allow_nonfinite and not is_finite(arrays["scale"]):
+    scales = (x for field, x in arrays.items() if field.startswith("scale"))
+    if not allow_nonfinite and not all(map(is_finite, scales)):
         for name, x in zip(task.inputs, inputs, strict=True):
             _check_finite(source, name, x)
         raise CheckpointError(

@@ -39,6 +39,8 @@ class Row:
     integers: str | None = None
     """What became of the integers of a quantized source, "kept" or "rounded again";
     None if the source is in float, and once the conversion is done."""
+    scale_dtype: str = "float32"
+    """Dtype of the stored scales: "uint8" for double scales."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +89,15 @@ def report_of(
         if not isinstance(node, Frozen):
             continue
         origins.update(node.origin)
+        scales = manifest.arrays[node.scales].info
         rows.append(
             Row(
                 path=path,
                 origin=tuple(node.origin),
                 shape=manifest.arrays[node.arrays["qvalue"]].info.shape,
                 grid=_grid(node, manifest),
-                scales=math.prod(manifest.arrays[node.arrays["scale"]].info.shape),
+                scales=math.prod(scales.shape),
+                scale_dtype=scales.dtype.name,
                 bytes_before=sum(info.nbytes for info in node.origin.values()),
                 bytes_after=sum(
                     manifest.arrays[name].on_disk.nbytes
@@ -170,7 +174,9 @@ def table(report: Report) -> rich.console.Group:
             path,
             "x".join(map(str, row.shape)),
             row.grid,
-            str(row.scales),
+            f"{row.scales} in 8 bits"
+            if row.scale_dtype == "uint8"
+            else str(row.scales),
             filesize.decimal(row.bytes_before),
             filesize.decimal(row.bytes_after),
             "" if row.decibels is None else f"{row.decibels:.1f}",

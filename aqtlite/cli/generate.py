@@ -22,7 +22,12 @@ def run(args: argparse.Namespace) -> None:
     try:
         sampling = llm.Sampling(temperature=args.temperature, top_p=args.top_p)
         tokenizer = llm.load_tokenizer(args.tokenizer or args.source)
-        prompt = tokenizer.encode(args.prompt)
+        if args.chat:
+            message = {"role": "user", "content": args.prompt}
+            text = llm.load_chat_template(args.source).render([message])
+            prompt = tokenizer.encode_rendered(text)
+        else:
+            prompt = tokenizer.encode(args.prompt)
         if not prompt:
             raise UserError("--prompt has no token: give it a text")
         began = time.perf_counter()
@@ -46,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
     messages.print(loaded.summary(), soft_wrap=True)
     messages.print(f"loaded in {read - began:.1f} s, compiled in {compiled - read:.1f}")
     times: list[float] = [time.perf_counter()]
-    print(args.prompt, end="", flush=True)
+    if not args.chat:
+        print(args.prompt, end="", flush=True)
     for piece in tokenizer.decoded(_timed(found, times)):
         print(piece, end="", flush=True)
     print()

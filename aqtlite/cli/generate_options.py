@@ -11,7 +11,8 @@ MODEL is a folder of Hugging Face, with config.json, tokenizer.json and
 .safetensors files, or a GGUF file: of the Llama, Mistral, Qwen 2 and 3, Gemma
 1 and 3, and GPT-2 families, in float or quantized as
 aqtlite.checkpoint.load_quantized reads it. The prompt is continued as it is;
-a model that follows instructions expects the marks of its chat template.
+with --chat it is a user's message, which the chat template of the model marks
+as such, and only the answer is printed.
 
 Integers of a quantized file are used as they are. With --preset or --config,
 float weights become integers as they are loaded, one after the other, and
@@ -25,6 +26,7 @@ and the tokens per second: of the prompt, and of what was generated.
 EXAMPLES = """\
   aqtlite generate Qwen3-0.6B --prompt 'The capital of France is'
   aqtlite generate Qwen3-0.6B --preset weight_only --fwd-bits 4 --prompt Once
+  aqtlite generate Qwen3-0.6B --chat --prompt 'What is the capital of France?'
   aqtlite generate model-Q8_0.gguf --prompt Once --max-tokens 100 \\
     --temperature 0.7 --top-p 0.9
 """
@@ -37,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_path(parser, "source", metavar="MODEL")
     parser.add_argument_group("required options").add_argument(
         "--prompt", metavar="TEXT", required=True, help="the beginning of the text"
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="answer the prompt, by the model's chat template (chat_template.jinja, "
+        "tokenizer_config.json or a GGUF file's)",
     )
     shared_options.add_one_config(parser, "for the weights")
     parser.add_argument(

@@ -16,7 +16,7 @@ from aqtlite.llm.float_cache import FloatCache
 from aqtlite.llm.layers import Linear, Normalization, Weight
 from aqtlite.llm.rotary import rotated
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -79,7 +79,7 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``(..., width)`` to the same shape."""
-        activate, up = _ACTIVATIONS[self.activation], self.up(x)
+        activate, up = ACTIVATIONS[self.activation], self.up(x)
         hidden = activate(up) if self.gate is None else activate(self.gate(x)) * up
         return self.down(hidden)
 

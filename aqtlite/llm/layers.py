@@ -73,7 +73,7 @@ class Linear(Weight):
 
 
 class Normalization(nnx.Module):
-    """RMS or layer normalization of the last axis, in float32."""
+    """Normalization with its weights; see `normalized`."""
 
     def __init__(self, size: int, kind: Norm, eps: float, *, dtype: Any):
         fill = jnp.zeros if kind == "rms_plus_one" else jnp.ones
@@ -85,12 +85,28 @@ class Normalization(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalizes an array along its last axis."""
-        wide = x.astype(jnp.float32)
-        if self.kind == "layer":
-            wide = wide - wide.mean(-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + self.eps)
-        scale = self.weight.get_value().astype(jnp.float32)
-        wide = wide * (1 + scale if self.kind == "rms_plus_one" else scale)
-        if self.bias is not None:
-            wide = wide + self.bias.get_value().astype(jnp.float32)
-        return wide.astype(x.dtype)
+        bias = None if self.bias is None else self.bias.get_value()
+        return normalized(x, self.weight.get_value(), bias, self.kind, self.eps)
+
+
+def normalized(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, kind: Norm, eps: float
+) -> jax.Array:
+    """RMS or layer normalization of the last axis, in float32.
+
+    Args:
+        x: ``(..., size)``.
+        weight: ``(size,)``.
+        bias: ``(size,)``; None for none.
+        kind: "layer" subtracts the mean; "rms_plus_one" scales by one plus the weight.
+        eps: what is added to the mean of squares.
+    """
+    wide = x.astype(jnp.float32)
+    if kind == "layer":
+        wide = wide - wide.mean(-1, keepdims=True)
+    wide = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + eps)
+    scale = weight.astype(jnp.float32)
+    wide = wide * (1 + scale if kind == "rms_plus_one" else scale)
+    if bias is not None:
+        wide = wide + bias.astype(jnp.float32)
+    return wide.astype(x.dtype)

@@ -18,6 +18,7 @@ from aqtlite.checkpoint import (
     Move,
     QuantizedCheckpoint,
     config_of,
+    fill,
     load_quantized,
     move_weights,
 )
@@ -26,6 +27,7 @@ from aqtlite.llm import gguf, hugging_face, names
 from aqtlite.llm.config import DecoderConfig
 from aqtlite.llm.decoder import Decoder
 from aqtlite.llm.layers import Weight
+from aqtlite.llm.linen_decoder import LinenDecoder
 from aqtlite.qtensor.qtensor import QTensor
 
 
@@ -145,6 +147,37 @@ def load(
     return Loaded(
         decoder, *(tuple(fates[key]) for key in ("kept", "rounded", "again", "off"))
     )
+
+
+def load_linen(
+    path: str | os.PathLike, *, dtype: Any = jnp.float32, scan_layers: bool = False
+) -> tuple[LinenDecoder, dict[str, Any]]:
+    """Loads a checkpoint as a Linen model, quantized weights as `QTensor`s.
+
+    A model of a float file is called as it is; `aqtlite.flax.convert` freezes both, and
+    keeps the integers of a quantized file where the rules' config has its grid and
+    blocks (`checkpoint.config_of`), stacked layers too.
+
+    Args:
+        path: as in `load`.
+        dtype: dtype of weights and activations.
+        scan_layers: whether weights of layers are stacked, for a scan over them.
+
+    Returns:
+        The model, and its variables.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged, of another family, or not
+            complete.
+    """
+    source = load_quantized(path)
+    of_decoder, moves = _moves(source)
+    model = LinenDecoder(of_decoder, dtype=dtype, scan_layers=scan_layers)
+    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), token)
+    to_linen = names.of_linen(moves, scan_layers=scan_layers)
+    variables: dict[str, Any] = fill(shapes, move_weights(source, to_linen, shapes))
+    return model, variables
 
 
 def _put(

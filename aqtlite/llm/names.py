@@ -5,7 +5,7 @@ and moves nothing; `checkpoint.move_weights` checks that nothing is left over.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from aqtlite.checkpoint import Move
 from aqtlite.llm.config import DecoderConfig
@@ -133,6 +133,39 @@ def _gpt2(cfg: DecoderConfig) -> tuple[Move, ...]:
     moves.append(Move(sources="h.{i}.attn.bias", targets=()))
     moves.append(Move(sources="h.{i}.attn.masked_bias", targets=()))
     return tuple(moves)
+
+
+_LAYERS = "layers/{i}/"
+_TABLES = ("tokens", "positions")
+
+
+def of_linen(moves: Sequence[Move], *, scan_layers: bool) -> tuple[Move, ...]:
+    """The map to a `LinenDecoder`, of one to a `Decoder`.
+
+    Args:
+        moves: the map to a `Decoder`.
+        scan_layers: as in `LinenDecoder`; layers are then stacked.
+    """
+    layers = "layers/" if scan_layers else "layers_{i}/"
+    return tuple(_to_linen(move, layers) for move in moves)
+
+
+def _to_linen(move: Move, layers: str) -> Move:
+    """Kernels of Linen are (inputs, outputs); tables are as in files."""
+    if not move.targets:
+        return move
+    targets, axes = [], move.axes
+    for target in move.targets:
+        module, _, leaf = target.removeprefix(_LAYERS).rpartition("/")
+        if leaf == "weight" and module in _TABLES:
+            leaf = "embedding"
+        elif leaf == "weight" and not module.endswith("norm"):
+            leaf = "kernel"
+        below = layers if target.startswith(_LAYERS) else ""
+        targets.append(f"params/{below}{module}/{leaf}")
+    if targets[0].endswith("/kernel"):
+        axes = (1, 0) if axes is None else None
+    return dataclasses.replace(move, targets=tuple(targets), axes=axes)
 
 
 def with_prefix(moves: tuple[Move, ...], prefix: str) -> tuple[Move, ...]:

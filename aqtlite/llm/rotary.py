@@ -17,13 +17,28 @@ def rotated(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
     Returns:
         An array like `x`, computed in float32.
     """
-    angles = positions[:, None] * jnp.asarray(rope.frequencies(x.shape[-1]))
+    frequencies = jnp.asarray(rope.frequencies(x.shape[-1]))
+    turn = turned_neighbors if rope.interleaved else turned_halves
+    return turn(x, positions[:, None] * frequencies)
+
+
+def turned_halves(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotates channel i with channel i + size/2.
+
+    Args:
+        x: ``(*batch, positions, heads, channels)``.
+        angles: ``(positions, channels / 2)``.
+    """
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    wide = x.astype(jnp.float32)
-    if rope.interleaved:
-        a, b = wide[..., ::2], wide[..., 1::2]
-        pairs = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
-        return pairs.reshape(x.shape).astype(x.dtype)
-    a, b = jnp.split(wide, 2, axis=-1)
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     halves = [a * cos - b * sin, b * cos + a * sin]
     return jnp.concatenate(halves, axis=-1).astype(x.dtype)
+
+
+def turned_neighbors(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotates pairs of adjacent channels; arguments are those of `turned_halves`."""
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    wide = x.astype(jnp.float32)
+    a, b = wide[..., ::2], wide[..., 1::2]
+    pairs = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return pairs.reshape(x.shape).astype(x.dtype)

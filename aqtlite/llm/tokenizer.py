@@ -26,6 +26,11 @@ class Tokenizer:
         found: list[int] = self.inner.encode(text).ids
         return found
 
+    def encode_rendered(self, text: str) -> list[int]:
+        """The tokens of a text that contains its special tokens, as a rendered chat."""
+        found: list[int] = self.inner.encode(text, add_special_tokens=False).ids
+        return found
+
     def decoded(self, tokens: Iterable[int]) -> Iterator[str]:
         """The text of tokens, piece by piece: whole characters, as soon as known."""
         package = extras.package("tokenizers.decoders")

@@ -5,7 +5,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+
+from aqtlite import errors
 from aqtlite.jaxpr import module_scopes, tracing
+from aqtlite.qtensor.qtensor import QTensor
 
 
 def is_nnx(fn: Any) -> bool:
@@ -47,9 +51,41 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> tracing.Traced
     Args:
         function: function that returns a pytree of arrays.
         args: its arguments.
+
+    Raises:
+        TypeError: if it computes with a `QTensor`, naming those of the arguments.
     """
-    with marking_modules():
-        return tracing.trace(function, args)
+    try:
+        with marking_modules():
+            return tracing.trace(function, args)
+    except errors.NoArithmeticError as error:
+        quantized = _quantized_in(args)
+        if not quantized:
+            raise
+        raise TypeError(
+            f"{', '.join(quantized[:3])}{', ...' * (len(quantized) > 3)} in the "
+            "arguments is quantized, as in a checkpoint that load_quantized read, and "
+            "the call computes with floats. Convert the model with these parameters "
+            "first, which keeps their integers, and call it with the result: "
+            "aqtlite.flax.convert(model, variables, *args), aqtlite.flax.nnx.convert("
+            "model, *args) or aqtlite.convert_function(fn_q, params, *args). To "
+            "compute with floats, give q.dequant() in place of each"
+        ) from error
+
+
+def _quantized_in(args: tuple[Any, ...]) -> list[str]:
+    """Describes the `QTensor`s among arguments by their paths."""
+    leaves = jax.tree.leaves_with_path(args, is_leaf=_is_quantized)
+    names = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): one.shape
+        for path, one in leaves
+        if _is_quantized(one)
+    }
+    return [f"{name.removeprefix('0/')} {shape}" for name, shape in names.items()]
+
+
+def _is_quantized(x: Any) -> bool:
+    return isinstance(x, QTensor)
 
 
 @contextlib.contextmanager

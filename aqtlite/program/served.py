@@ -6,7 +6,7 @@ Next: the end of the way; `program/serving/planning.py` decides what is frozen.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -144,14 +144,7 @@ def find(
     for side, origin in one.origins.items():
         operand = call.operand(side)
         name = _name(program, origin.inputs)
-        similar = [
-            (name, entry)
-            for entry in frozen
-            if entry.record.operand.side == side
-            and entry.record.identity in origin.known_as
-            and entry.record.operand.contracting == operand.contracting
-            and entry.record.state in ((), program.state_of_weight(one, side))
-        ]
+        similar = [(name, entry) for entry in identified(program, one, side, frozen)]
         floats = program.parameters.keys() & origin.inputs - gone
         by_number = tuple(sorted(floats, key=program.parameters.__getitem__))
         for entry in guards.fitting(similar, call.cfg, operand, steps, converter):
@@ -159,6 +152,31 @@ def find(
             others = tuple(sorted(gone & origin.inputs))
             found[side] = Found(name, qtensor, by_number, sampled, others)
     return found
+
+
+def identified(
+    program: Program, one: Planned, side: Side, frozen: Iterable[FrozenEntry]
+) -> Iterator[FrozenEntry]:
+    """Yields the frozen weights that are computed as an operand is.
+
+    Args:
+        program: a call of the model.
+        one: the contraction, or the lookup.
+        side: the operand.
+        frozen: the frozen weights of its module.
+    """
+    known = one.origins[side].known_as
+    contracting = program.contraction_of_types(one).operand(side).contracting
+    states = (), program.state_of_weight(one, side)
+    for entry in frozen:
+        record = entry.record
+        if (
+            record.operand.side == side
+            and record.identity in known
+            and record.operand.contracting == contracting
+            and record.state in states
+        ):
+            yield entry
 
 
 def _check_read(

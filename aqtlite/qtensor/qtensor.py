@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.lowering import transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import indexing, stored_values
@@ -325,10 +326,12 @@ class QTensor:
 
     def _refuse(self, *others: Any) -> NoReturn:
         del others
-        raise TypeError(
+        raise errors.NoArithmeticError(
             f"a QTensor of shape {self.shape} has no arithmetic: it is contracted, or "
             "moved as it is. Compute with the result of .dequant(). A layer that adds "
-            "a bias to a quantized result needs use_bias=False"
+            "a bias to a quantized result needs use_bias=False; a model whose "
+            "parameters are quantized already is converted first (aqtlite.flax.convert,"
+            " aqtlite.flax.nnx.convert, aqtlite.convert_function)"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse

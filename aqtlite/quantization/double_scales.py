@@ -1,6 +1,7 @@
 """Scales of frozen weights that are held in 8 bits, around their mean."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +24,37 @@ def encoded(q: QTensor, how: config.DoubleScales) -> QTensor:
         q: the weight, with scales in float32.
         how: the size of the blocks of scales.
     """
-    scale = q.scale
     blocks = config.Blocks(size=how.size, fit=True)
-    sizes = [size // blocks.count_of(size) for size in scale.shape]
-    axis = max(range(scale.ndim), key=lambda i: (sizes[i], i))
+    sizes = [size // blocks.count_of(size) for size in q.scale.shape]
+    axis = max(range(q.scale.ndim), key=lambda i: (sizes[i], i))
+    return _in_blocks(q, blocks, axis)
+
+
+def stored(**arrays: Any) -> QTensor:
+    """Scales of a weight as `encoded` makes them, of its fields that are arrays.
+
+    Args:
+        **arrays: "qvalue", codes of the dynamic grid; "scale", those of blocks of
+            codes; "offset", the mean.
+    """
+    return QTensor(**arrays, dtype=np.dtype(np.float32), numerics=DynamicTree())
+
+
+def encoded_like(q: QTensor, scale: QTensor) -> QTensor:
+    """Encodes the scales of a weight in the blocks of those of another of its shape."""
+    counts = zip(scale.shape, scale.scale.shape, strict=True)
+    size, axis = max((n // count, i) for i, (n, count) in enumerate(counts))
+    return _in_blocks(q, config.Blocks(size=size, fit=True), axis)
+
+
+def _in_blocks(q: QTensor, blocks: config.Blocks, axis: int) -> QTensor:
     # A channel of NaN has no part in it.
-    mean = jnp.nanmean(scale, keepdims=True)
+    mean = jnp.nanmean(q.scale, keepdims=True)
     tensor = config.Tensor(numerics=DynamicTree(), blocks=blocks)
-    codes = dataclasses.replace(quantize(scale - mean, tensor, axis), offset=mean)
-    return dataclasses.replace(q, scale=codes)
+    codes = quantize(q.scale - mean, tensor, axis)
+    return dataclasses.replace(
+        q, scale=stored(qvalue=codes.qvalue, scale=codes.scale, offset=mean)
+    )
 
 
 def decoded(q: QTensor) -> QTensor:

@@ -183,6 +183,26 @@ def test_integers_that_are_read_as_floats_are_decoded():
     assert relative_error(serve(serving, x), fn(Q.dequant(), x)) < 1e-6
 
 
+@pytest.mark.parametrize("way", [Linen, Nnx, Function])
+def test_a_call_before_the_conversion_says_what_to_do(way):
+    one = way(Q, normal((2, 96)))
+    name = FORMATS["gptq_4"]
+    moved = move_weights({name: Q}, [move(name, one.root)], one.shapes)
+    filled = fill(one.shapes, moved)
+    if way is Nnx:
+        nnx.update(one.model, filled)
+    calls = {
+        Linen: lambda: one.model.apply(filled, normal((2, 96))),
+        Nnx: lambda: one.model(normal((2, 96))),
+        Function: lambda: one.fn_q.init_state(filled, normal((2, 96))),
+    }
+    text = r"kernel \(96, 32\) in the arguments is quantized.* Convert the model"
+    with pytest.raises(TypeError, match=text):
+        calls[way]()
+    with pytest.raises(TypeError, match=r"is converted first \(aqtlite\.flax\.convert"):
+        nn.Dense(32, use_bias=False).apply({"params": {"kernel": Q.T}}, normal((2, 96)))
+
+
 def test_layers_that_a_model_joins_keep_their_integers():
     fn = fn_of(lambda p, x: x @ jnp.concatenate([p["q"], p["k"].T]).T, INT4)
     x = normal((2, 96))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.code("quick")
 PEFT = pathlib.Path(__file__).parent / "formats_written_by_others" / "peft_lora"
 FILE = "adapter_model.safetensors"
 HELD = dict(np.load(PEFT / "outputs.npz"))
-X, Y = HELD.pop("x"), HELD.pop("y")
+X, _ = HELD.pop("x"), HELD.pop("y")
 LORA = config.Lora(3, 7, is_rank_stabilized=True)
 MOVES = [
     Move(
@@ -68,22 +68,31 @@ def nested(weights):
     return tree
 
 
-def of(fn, moves):
-    fn_q = aqtlite.quantize_function(fn, [Rule(cfg=None, adapter=LORA)], params=0)
+def of(fn, moves, adapter=LORA):
+    fn_q = aqtlite.quantize_function(fn, [Rule(cfg=None, adapter=adapter)], params=0)
     params = nested(move_weights(HELD, moves))
     return fn_q, params, fn_q.init_state(params, X)["params"]
 
 
-@pytest.mark.parametrize(("fn", "moves"), [(model, MOVES), (scanned, STACKED)])
-def test_adapters_of_peft_give_its_results(fn, moves, tmp_path):
-    assert peft_config(PEFT) == LORA
-    fn_q, params, initial = of(fn, moves)
-    adapters = load_peft(PEFT, initial, moves=moves)
+@pytest.mark.parametrize(
+    ("fn", "moves", "adapter", "folder"),
+    [
+        (model, MOVES, LORA, PEFT),
+        (scanned, STACKED, LORA, PEFT),
+        (scanned, STACKED, config.Dora(3, 7), PEFT.parent / "peft_dora"),
+    ],
+)
+def test_adapters_of_peft_give_its_results(fn, moves, adapter, folder, tmp_path):
+    assert peft_config(folder) == adapter
+    fn_q, params, initial = of(fn, moves, adapter)
+    adapters = load_peft(folder, initial, moves=moves)
     out, _ = fn_q({"params": adapters}, params, X)
-    np.testing.assert_allclose(out, Y, rtol=1e-5, atol=1e-6)
-    save_peft(tmp_path / "mine", adapters, LORA, moves=moves, base_model="tiny")
-    assert peft_config(tmp_path / "mine") == LORA
-    theirs, mine = (safetensors.load_file(x / FILE) for x in (PEFT, tmp_path / "mine"))
+    wanted = np.load(folder / "outputs.npz")["y"]
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+    save_peft(tmp_path / "mine", adapters, adapter, moves=moves, base_model="tiny")
+    assert peft_config(tmp_path / "mine") == adapter
+    files = (folder / FILE, tmp_path / "mine" / FILE)
+    theirs, mine = map(safetensors.load_file, files)
     assert theirs.keys() == mine.keys()
     for name, x in theirs.items():
         assert mine[name].dtype == np.float32

@@ -3,6 +3,7 @@
 import importlib.util
 
 _PACKAGES = {
+    "test_chat.py": "transformers",
     "test_flaxdiff.py": "flaxdiff",
     "test_keras.py": "keras",
     "test_maxtext.py": "maxtext",

@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rich.console
 from flax import nnx, serialization
 
 import aqtlite
 from aqtlite import config, numerics
-from aqtlite.checkpoint import CheckpointError, convert_checkpoint
+from aqtlite.checkpoint import convert_checkpoint, load_serving
+from aqtlite.checkpoint.load import summarize
+from aqtlite.checkpoint.report import table
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.flax.nnx import convert as convert_nnx
 from aqtlite.flax.nnx import quantize_model as quantize_nnx
@@ -106,7 +109,44 @@ def test_every_way_serves_the_same():
     np.testing.assert_array_equal(model(X), wanted)
 
 
-def test_errors(tmp_path):
+@pytest.mark.parametrize("target", ["orbax", "out.safetensors"])
+def test_checkpoints_hold_what_a_conversion_in_memory_makes(target, tmp_path):
+    source, out = tmp_path / "v.msgpack", tmp_path / target
+    variables = {"params": {"kernel": W}}
+    source.write_bytes(serialization.to_bytes(variables))
+    dense = nn.Dense(512, use_bias=False, dot_general=AqtDotGeneral(DOUBLE))
+    report = convert_checkpoint(source, out, dense, X)
+    _, serving, _ = converted(DOUBLE)
+    ((entry,),) = (one.values() for one in serving["aqt"].values())
+    for model in (dense, None):
+        loaded = load_serving(out, model)
+        found = loaded["aqt"]["kernel"]["rhs"]
+        assert jax.tree.structure(found) == jax.tree.structure(entry["rhs"])
+        jax.tree.map(np.testing.assert_array_equal, found, entry["rhs"])
+    shown = summarize(out)
+    assert shown.weights == report.weights
+    assert "2048 in 8 bits" in str(shown_as_text(shown))
+    assert shown.bytes_after == W.size // 2 + 2048 + 4 * 8 + 4 + report.bytes_kept
+
+
+def shown_as_text(report):
+    console = rich.console.Console(width=200)
+    with console.capture() as capture:
+        console.print(table(report))
+    return capture.get()
+
+
+def test_integers_of_files_have_their_scales_in_8_bits():
+    q = aqtlite.quantize(W, NF4, axes=0)
+    fn_q = aqtlite.quantize_function(matmul, DOUBLE, params=0)
+    reports = []
+    _, serving = aqtlite.convert_function(fn_q, q, X, report=reports.append)
+    assert "integers as given" in str(reports[0])
+    _, wanted, _ = converted(DOUBLE)
+    jax.tree.map(np.testing.assert_array_equal, serving, wanted)
+
+
+def test_errors():
     with pytest.raises(ValueError, match=r"fwd\.lhs\.double_scales.* have no effect"):
         config.update(DOUBLE, {"fwd.lhs": DOUBLE.fwd.rhs})
     with pytest.raises(ValueError, match="double_scales=.* NoNumerics"):
@@ -115,8 +155,3 @@ def test_errors(tmp_path):
         config.DoubleScales(size=0)
     assert "in 8 bits when frozen" in config.describe(DOUBLE)
     assert config.from_json(config.to_json(DOUBLE)) == DOUBLE
-    source = tmp_path / "v.msgpack"
-    source.write_bytes(serialization.to_bytes({"params": {"kernel": W}}))
-    dense = nn.Dense(512, use_bias=False, dot_general=AqtDotGeneral(DOUBLE))
-    with pytest.raises(CheckpointError, match="double_scales, which a conversion in"):
-        convert_checkpoint(source, tmp_path / "out", dense, X)

@@ -7,7 +7,7 @@ import jax
 from flax import linen as nn
 
 from aqtlite.flax.linen import partitioning
-from aqtlite.program import low_rank, merging
+from aqtlite.program import low_rank, merging, served
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
@@ -60,10 +60,9 @@ def _frozen_box(
     program: Program, one: PlannedContraction, variables: Mapping[str, Any]
 ) -> Any:
     """Returns the box of a frozen weight, with names in the order of its axes."""
-    known = one.origins["rhs"].known_as
-    for entry in frozen_entries(variables.get(COLLECTION, {})):
-        if entry.module != program.module_of(one) or entry.record.identity not in known:
-            continue
+    every = frozen_entries(variables.get(COLLECTION, {}))
+    own = (entry for entry in every if entry.module == program.module_of(one))
+    for entry in served.identified(program, one, "rhs", own):
         q = entry.values.get("rhs")
         box: Any = getattr(q, "qvalue", None)
         if _has_names(box):

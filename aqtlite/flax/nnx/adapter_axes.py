@@ -7,9 +7,10 @@ from flax import nnx
 from aqtlite.flax.nnx import partitioning
 from aqtlite.flax.nnx.model import RECORD, QuantizedModel
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.program import low_rank, merging
+from aqtlite.program import low_rank, merging, served
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
+from aqtlite.program.serving.frozen_record import FrozenEntry
 
 
 def metadata_of_adapters(
@@ -51,9 +52,11 @@ def _frozen(
     model: QuantizedModel, program: Program, one: PlannedContraction
 ) -> nnx.Variable[Any] | None:
     """Returns the frozen weight of a contraction, if it has one."""
-    known = one.origins["rhs"].known_as
-    entries = model.aqt.frozen.get("/".join(program.module_of(one)), {})
-    for variable in entries.values():
-        if variable.get_metadata(RECORD).identity in known:
-            return variable
-    return None
+    module = program.module_of(one)
+    variables = model.aqt.frozen.get("/".join(module), {})
+    own = (
+        FrozenEntry(module, name, variable.get_metadata(RECORD), {})
+        for name, variable in variables.items()
+    )
+    entry = next(served.identified(program, one, "rhs", own), None)
+    return None if entry is None else variables[entry.name]

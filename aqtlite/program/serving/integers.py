@@ -17,6 +17,7 @@ import numpy as np
 from aqtlite.numerics import IntAffine, IntSymmetric
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import double_scales
 from aqtlite.shapes import block_shapes
 
 _BASE = 256
@@ -62,7 +63,10 @@ def handed_over(
         fields[name] = jnp.asarray(found)
     values = np.concatenate([_on_grid(one).reshape(-1) for one in sources])[places]
     stored = stored_values.to_save(jnp.asarray(values))
-    return dataclasses.replace(wanted, order=order, qvalue=stored, **fields)
+    given = dataclasses.replace(wanted, order=order, qvalue=stored, **fields)
+    if isinstance(wanted.scale, QTensor):
+        given = double_scales.encoded_like(given, wanted.scale)
+    return given
 
 
 def _on_grid(q: QTensor) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Run outside of CI, with ``pip install peft==0.21.2 torch``:
 
-    python make_peft.py                  writes peft_lora
+    python make_peft.py                  writes peft_lora and peft_dora
     python make_peft.py FOLDER OUTPUT    loads FOLDER, and saves the results for the
                                          inputs of outputs.npz
 """
@@ -40,6 +40,11 @@ class Model(torch.nn.Module):
 
 
 def make():
+    make_case(CASE, use_rslora=True)
+    make_case(HERE / "peft_dora", use_dora=True)
+
+
+def make_case(folder, **kwargs):
     torch.manual_seed(0)
     model, x = Model(), torch.randn(4, 8)
     weights = {name: w.detach().numpy().copy() for name, w in model.named_parameters()}
@@ -48,14 +53,17 @@ def make():
         LoraConfig(
             r=3,
             lora_alpha=7,
-            use_rslora=True,
             target_modules=["up_proj", "down_proj"],
             init_lora_weights=False,
+            **kwargs,
         ),
     ).eval()
-    adapted.save_pretrained(CASE)
-    (CASE / "README.md").unlink()
-    np.savez(CASE / "outputs.npz", x=x, y=adapted(x).detach().numpy(), **weights)
+    for name, parameter in adapted.named_parameters():
+        if "magnitude" in name:
+            parameter.data *= 1 + torch.rand_like(parameter)
+    adapted.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    np.savez(folder / "outputs.npz", x=x, y=adapted(x).detach().numpy(), **weights)
 
 
 def read_back(folder, output):
