@@ -16,6 +16,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+from jax.typing import ArrayLike
 
 
 def barrier(x: jax.Array) -> jax.Array:
@@ -27,7 +28,7 @@ def barrier(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(lax.bitwise_xor(bits, _zero()), jnp.float32)
 
 
-def mul(x: jax.Array, y: jax.Array) -> jax.Array:
+def mul(x: ArrayLike, y: ArrayLike) -> jax.Array:
     """Returns ``x * y``, float32, rounded before anything is added to it.
 
     Adding -0.0 changes no value, nor does a fused multiply-add of it: it rounds the
