@@ -12,12 +12,13 @@ import functools
 import importlib.metadata
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
 from aqtlite import extras
+from aqtlite.lowering import processor
 
 _PACKAGE, _OLDEST = "llvmlite", (0, 50)
 
@@ -91,7 +92,7 @@ def register(name: str, function: "Function") -> None:
     module.verify()
     machine = binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(),
-        features=binding.get_host_cpu_features().flatten(),
+        features=_features(binding.get_host_cpu_features()),
         opt=3,
     )
     tuning = binding.create_pipeline_tuning_options(speed_level=2)
@@ -102,6 +103,14 @@ def register(name: str, function: "Function") -> None:
     _ENGINES.append(engine)
     address = ctypes.c_void_p(engine.get_function_address("handle"))
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
+
+
+def _features(host: Mapping[str, bool]) -> str:
+    """The features of this processor, without those that XLA is told not to use."""
+    return ",".join(
+        f"{'+' if has_it and processor.is_within_limit(name) else '-'}{name}"
+        for name, has_it in host.items()
+    )
 
 
 _ENGINES: list[Any] = []

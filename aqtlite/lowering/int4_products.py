@@ -56,12 +56,7 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
 
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if `sums` takes operands, and less time than products of int8.
-
-    These are faster where the processor adds four products at once (VNNI).
-    """
-    if processor.adds_products_of_bytes():
-        return False
+    """Returns True if `sums` takes operands, and less time than products of int8."""
     return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
 
 
@@ -74,7 +69,7 @@ def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array
 
 def of_matrices(x: jax.Array, weights: jax.Array) -> jax.Array:
     """Contracts rows of integers with rows of weights, int4 or `pairs.as_bytes`."""
-    kernel = Kernel(1, is_scaled=False, is_single=False)
+    kernel = Kernel(1, False, False, processor.adds_products_of_bytes())
     return _call(kernel, x.astype(jnp.int8)[None], weights, 1)
 
 
@@ -114,7 +109,12 @@ class _ScaledSums(TargetDependent):
         del target
         count, _, products = lhs.shape
         tiles = scales.shape[1]
-        kernel = Kernel(count, True, products == tiles * BLOCK)
+        kernel = Kernel(
+            count,
+            is_scaled=True,
+            is_single=products == tiles * BLOCK,
+            has_dots=processor.adds_products_of_bytes(),
+        )
         return _call(kernel, lhs, rhs, tiles, factors.T, scales)
 
     def packing(self, known, types):
