@@ -92,7 +92,7 @@ def register(name: str, function: "Function") -> None:
     module.verify()
     machine = binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(),
-        features=_features(binding.get_host_cpu_features()),
+        features=features(binding.get_host_cpu_features()),
         opt=3,
     )
     tuning = binding.create_pipeline_tuning_options(speed_level=2)
@@ -105,7 +105,7 @@ def register(name: str, function: "Function") -> None:
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
 
 
-def _features(host: Mapping[str, bool]) -> str:
+def features(host: Mapping[str, bool]) -> str:
     """The features of this processor, without those that XLA is told not to use."""
     return ",".join(
         f"{'+' if has_it and processor.is_within_limit(name) else '-'}{name}"

@@ -79,6 +79,23 @@ def of_matrices(x: jax.Array, weights: jax.Array) -> jax.Array:
     return _call(kernel, weights, x.astype(jnp.int8))
 
 
+def sums_of_floats(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, out_dtype: np.dtype
+) -> jax.Array:
+    """Contracts floats with int4, both along their last axis, to float32.
+
+    Args:
+        lhs: floating.
+        rhs: int4.
+        dims: dimension numbers, as `takes` takes them.
+        out_dtype: final dtype of the contraction.
+    """
+    x, weights = (one.reshape(-1, one.shape[-1]) for one in (lhs, rhs))
+    scales = jnp.ones((weights.shape[0], 1), jnp.float32)
+    out = scaled_sums_of_floats(x, weights, scales, out_dtype)
+    return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
+
+
 def scaled_sums(
     lhs: jax.Array, rhs: jax.Array, factors: jax.Array, scales: jax.Array
 ) -> jax.Array:
