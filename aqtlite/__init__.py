@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from aqtlite.program.measure import measure_serving, measure_training
     from aqtlite.program.merge_adapters import merge_adapters
     from aqtlite.program.merging import MergeReport
-    from aqtlite.program.quantize import plan, quantize_function
+    from aqtlite.program.plan_of_call import plan
+    from aqtlite.program.quantize import quantize_function
     from aqtlite.program.rules import Rule
     from aqtlite.program.serving.placeholder import is_frozen
     from aqtlite.program.tabulate import tabulate
@@ -126,7 +127,7 @@ _PLACES = {
     "measure_serving": "program.measure:measure_serving",
     "measure_training": "program.measure:measure_training",
     "merge_adapters": "program.merge_adapters:merge_adapters",
-    "plan": "program.quantize:plan",
+    "plan": "program.plan_of_call:plan",
     "plot_taps": "taps.history:plot_taps",
     "quantize": "quantization.quantize:quantize",
     "quantize_function": "program.quantize:quantize_function",

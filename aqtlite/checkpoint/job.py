@@ -27,7 +27,7 @@ from aqtlite.program.serving.conversion import FrozenWeight, WeightFreezer
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan
-from aqtlite.program.serving.weights import Weight
+from aqtlite.program.serving.weight import Weight
 from aqtlite.quantization.statistics import records_of
 
 _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))

@@ -1,6 +1,6 @@
 """Variables of NNX models, matched by name with the arrays of checkpoints."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx, traverse_util
 
 from aqtlite.checkpoint import arrays as arrays_lib
+from aqtlite.checkpoint import nnx_names
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.manifest import NNX, Manifest, info_of
@@ -30,7 +31,6 @@ from aqtlite.flax.nnx.model import (
     ATTRIBUTE,
     ATTRIBUTES,
     QuantizedModel,
-    Sample,
     is_weight,
 )
 from aqtlite.flax.nnx.pure import PureCall
@@ -41,10 +41,6 @@ from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.planning import Plan
 from aqtlite.quantization.state_collections import ADAPTER, STATISTICS
-
-MODEL = "model"
-"""First step of the names of the model's own variables. The collections of
-quantization, "aqt" and "statistics", are beside it."""
 
 _FROZEN = "frozen"
 _MADE_BY_SERVING = (nnx.RngState, nnx.Cache)
@@ -59,7 +55,7 @@ class NnxVariables(Variables):
     """
 
     framework = NNX
-    collection = MODEL
+    collection = nnx_names.MODEL
     calibrate = "aqtlite.flax.nnx.calibrate"
 
     def __init__(
@@ -76,7 +72,7 @@ class NnxVariables(Variables):
         self._keep_adapters_of(source.arrays)
         if not steps.isdisjoint(ATTRIBUTES.values()):
             self._add_states()
-        leaves = _leaves(self.model)
+        leaves = nnx_names.leaves_of(self.model)
         arrays = source.arrays
         present = {*arrays, *source.others}
         places = _places(leaves, present)
@@ -88,7 +84,7 @@ class NnxVariables(Variables):
             if place in present:
                 origin[name] = place
             if place in present or name not in may_lack:
-                wrong += differences(source, place, info_of(_as_stored(leaf)))
+                wrong += differences(source, place, info_of(nnx_names.as_stored(leaf)))
         strangers = unknown(source, origin.values())
         if any(_FROZEN in name.split("/")[:2] for name in strangers):
             raise CheckpointError(
@@ -97,7 +93,7 @@ class NnxVariables(Variables):
             )
         refuse(wrong + strangers, lambda: _advice(leaves, set(arrays)))
         dtypes = {name: arrays[place].dtype for name, place in origin.items()}
-        template = _as_shapes(self.model, dtypes)
+        template = nnx_names.as_shapes(self.model, dtypes)
         self._check_traces(template)
         return template, origin
 
@@ -105,9 +101,9 @@ class NnxVariables(Variables):
         """Names of the variables that a checkpoint may lack: rngs and caches."""
         return {
             name
-            for steps, variable, value in _variables(self.model)
+            for steps, variable, value in nnx_names.variables(self.model)
             if isinstance(variable, _MADE_BY_SERVING)
-            for name in _named(steps, value)
+            for name in nnx_names.named(steps, value)
         }
 
     def stored(self, manifest: Manifest) -> QuantizedModel:
@@ -119,7 +115,7 @@ class NnxVariables(Variables):
         # Also where only the conversion reads them, so that they are not stored.
         self._add_states()
         self._keep_adapters_of(manifest.arrays)
-        return _as_shapes(self.model, manifest.source_dtypes())
+        return nnx_names.as_shapes(self.model, manifest.source_dtypes())
 
     def statistics(self, template: QuantizedModel) -> dict[str, Any]:
         return {ATTRIBUTES[STATISTICS]: template.aqt.statistics}
@@ -132,7 +128,7 @@ class NnxVariables(Variables):
         first = ATTRIBUTES[STATISTICS]
         return {
             name: np.asarray(leaf)
-            for name, leaf in _leaves(model).items()
+            for name, leaf in nnx_names.leaves_of(model).items()
             if steps_of(name)[0] == first
         }
 
@@ -178,7 +174,7 @@ class NnxVariables(Variables):
 
     def params(self, plan: Plan, names: Collection[str]) -> list[str]:
         del names
-        return [name_of((MODEL, *one.path)) for one in plan.model.parameters]
+        return [name_of((nnx_names.MODEL, *one.path)) for one in plan.model.parameters]
 
     def buffer(self, buffer: Buffer) -> str:
         collection, *below = buffer.key_path
@@ -201,10 +197,12 @@ class NnxVariables(Variables):
     ) -> dict[str, jax.sharding.Sharding]:
         found: dict[str, jax.sharding.Sharding] = {}
         with nnx.logical_axis_rules(rules or ()):
-            for steps, variable, value in _variables(serving):
-                specs = _value(nnx.get_partition_spec(variable))
+            for steps, variable, value in nnx_names.variables(serving):
+                specs = nnx_names.value_of(nnx.get_partition_spec(variable))
                 leaves = jax.tree.leaves(jax.tree.broadcast(specs, value))
-                for name, spec in zip(_named(steps, value), leaves, strict=True):
+                for name, spec in zip(
+                    nnx_names.named(steps, value), leaves, strict=True
+                ):
                     found[name] = jax.sharding.NamedSharding(mesh, spec)
         return found
 
@@ -215,7 +213,7 @@ class NnxVariables(Variables):
         read: Callable[[str], Any],
         shardings: Mapping[str, jax.sharding.Sharding],
     ) -> QuantizedModel:
-        own = _leaves(self.model)
+        own = nnx_names.leaves_of(self.model)
         missing: list[str] = []
 
         def value(name: str, leaf: Any) -> Any:
@@ -228,7 +226,7 @@ class NnxVariables(Variables):
                 missing.append(name)
             return own[name]
 
-        filled = _with_leaves(template, value)
+        filled = nnx_names.with_leaves(template, value)
         if missing:
             raise CheckpointError(
                 "the checkpoint has no values for the rngs and caches "
@@ -242,54 +240,6 @@ def _has_states(model: QuantizedModel) -> bool:
     return any(getattr(model.aqt, state) for state in ATTRIBUTES.values())
 
 
-def _variables(
-    model: QuantizedModel,
-) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yields the steps of each variable's name, the variable, and its value."""
-    for path, variable in nnx.to_flat_state(nnx.split(model, graph=True)[1]):
-        yield _steps(path, variable), variable, _value(variable)
-
-
-def _named(steps: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """The leaves of a variable's value, by name."""
-    return {
-        "/".join(filter(None, (name_of(steps), path_name(below)))): x
-        for below, x in jax.tree.leaves_with_path(value)
-    }
-
-
-def _leaves(model: QuantizedModel) -> dict[str, Any]:
-    """The leaves of all variables, by name."""
-    return {
-        name: leaf
-        for steps, _, value in _variables(model)
-        if not isinstance(value, FrozenParameter)
-        for name, leaf in _named(steps, value).items()
-    }
-
-
-def _with_leaves(
-    model: QuantizedModel, function: Callable[[str, Any], Any]
-) -> QuantizedModel:
-    """Returns a copy of a model with a function mapped over its variables' leaves.
-
-    Args:
-        model: the model.
-        function: takes the name of a leaf and its value; returns the new value.
-    """
-    graphdef, state = nnx.split(model, graph=True)
-    flat = []
-    for path, variable in nnx.to_flat_state(state):
-        value = _value(variable)
-        named = _named(_steps(path, variable), value).items()
-        value = jax.tree.unflatten(
-            jax.tree.structure(value), [function(name, x) for name, x in named]
-        )
-        is_variable = isinstance(variable, nnx.Variable)
-        flat.append((path, variable.replace(value) if is_variable else value))
-    return nnx.merge(graphdef, nnx.from_flat_state(flat))
-
-
 def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
     """Returns the variables of a serving model in the tree structure of checkpoints.
 
@@ -301,7 +251,7 @@ def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
         without: names of the variables that the checkpoint lacks.
     """
     nodes: dict[tuple[str, ...], Any] = {}
-    for steps, variable, value in _variables(model):
+    for steps, variable, value in nnx_names.variables(model):
         if is_weight(variable):
             nodes[steps] = value
             nodes[(*steps[:-1], RECORD)] = variable.get_metadata(RECORD)
@@ -310,9 +260,9 @@ def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
             static = value.shape, value.dtype, value.number, value.sliced
             nodes[steps] = FrozenKernel(*static, marker=value.marker)
             continue
-        for name, x in _named(steps, value).items():
+        for name, x in nnx_names.named(steps, value).items():
             if name not in without:
-                nodes[steps_of(name)] = _as_stored(x)
+                nodes[steps_of(name)] = nnx_names.as_stored(x)
     return traverse_util.unflatten_dict(nodes)
 
 
@@ -329,47 +279,6 @@ def _keep_samples(model: QuantizedModel, names: Collection[str]) -> None:
         if of_module:
             kept[module] = of_module
     model.aqt.samples = nnx.data(kept)
-
-
-def _steps(path: tuple[Any, ...], variable: Any) -> tuple[str, ...]:
-    """The steps of a variable's name, from its path in the model."""
-    steps = tuple(map(str, path))
-    if steps[0] != ATTRIBUTE:
-        return (MODEL, *steps)
-    is_sample = isinstance(variable, Sample)
-    if not is_sample and not is_weight(variable):
-        return steps[1:]
-    *_, module, name = steps
-    inside = module.split("/") if module else ()
-    last = IDENTITY if is_sample else variable.get_metadata(RECORD).operand.side
-    return (COLLECTION, *inside, name, last)
-
-
-def _value(variable: Any) -> Any:
-    is_variable = isinstance(variable, nnx.Variable)
-    return variable.get_raw_value() if is_variable else variable
-
-
-def _as_stored(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a leaf in a checkpoint, which stores keys as their data."""
-    if arrays_lib.is_key(leaf):
-        leaf = jax.eval_shape(jax.random.key_data, leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedModel:
-    """Returns an abstract copy of a model.
-
-    Args:
-        model: the model.
-        dtypes: new dtypes of variables, by name; the others keep theirs.
-    """
-
-    def shape(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
-        dtype = leaf.dtype if arrays_lib.is_key(leaf) else dtypes.get(name, leaf.dtype)
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
-
-    return _with_leaves(model, shape)
 
 
 def _places(leaves: Collection[str], present: Collection[str]) -> dict[str, str]:
@@ -395,7 +304,7 @@ def _spellings(leaves: Collection[str]) -> list[list[str]]:
 def _path_of(name: str) -> str:
     """The path in the training model of the variable of a name."""
     first, _, below = name.partition("/")
-    return below if first == MODEL else f"{ATTRIBUTE}/{name}"
+    return below if first == nnx_names.MODEL else f"{ATTRIBUTE}/{name}"
 
 
 def _advice(leaves: Collection[str], names: set[str]) -> str:

@@ -46,7 +46,7 @@ from aqtlite.quantization import (
     preparation,
     state_checks,
 )
-from aqtlite.quantization.quantizer import Seeds
+from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import is_manual, sharded_like, vary_together

@@ -17,7 +17,7 @@ from aqtlite.contraction.execution import OperandExecution
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import quantizer
-from aqtlite.quantization.quantizer import Seeds
+from aqtlite.quantization.seeds import Seeds
 from aqtlite.shapes import block_shapes
 
 _CLIPPED_BEYOND = np.float32(1.001)

@@ -19,7 +19,7 @@ from aqtlite.operations import Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import barriers, checks, quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
-from aqtlite.quantization.quantizer import Seeds
+from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.statistics import States
 
 

@@ -21,9 +21,10 @@ from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import barriers, quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.seeds import Seeds
 from aqtlite.shapes import block_shapes
 
-_NO_SEEDS = quantizer.Seeds()
+_NO_SEEDS = Seeds()
 
 
 def quantized(
@@ -31,7 +32,7 @@ def quantized(
     tensor: config.Tensor,
     axes: OperandAxes,
     path: str,
-    seeds: quantizer.Seeds = _NO_SEEDS,
+    seeds: Seeds = _NO_SEEDS,
     state: Any = (),
 ) -> QTensor:
     """Quantizes an array that a contraction is to take as a `QTensor`.

@@ -26,7 +26,7 @@ from aqtlite.contraction.execution import ContractionExecution, OperandExecution
 from aqtlite.lowering import DotInput
 from aqtlite.operations import SIDES, OperandAxes, Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization.quantizer import Seeds
+from aqtlite.quantization.seeds import Seeds
 from aqtlite.shapes.sharding import is_manual
 
 What = Literal["operands", "outputs"]

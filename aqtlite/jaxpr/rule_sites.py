@@ -29,10 +29,13 @@ def find(call: Site, rules: user_rules.UserRules) -> InCall:
         rules: result of `user_rules.of`.
     """
     (body,) = equations.bodies(call.eqn)
+    # What the function closes over is an input of it, and a constant of its rules.
+    closed_over = call.operands[: equations.num_closed_over(call.eqn)]
+    constants = {i: one.identity for i, one in enumerate(closed_over) if not one.needed}
     inputs = [
         Origin(
             frozenset({i}),
-            digest("input of a function", str(i)),
+            constants.get(i, digest("input of a function", str(i))),
             axis_facts.unknown(len(aval.shape)),
         )
         for i, aval in enumerate(body.in_avals)

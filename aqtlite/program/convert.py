@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.program import served
+from aqtlite.program import served, weight_parameters
 from aqtlite.program.calibration_state import State
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
@@ -20,19 +20,23 @@ from aqtlite.program.serving import (
     statistics_uses,
 )
 from aqtlite.program.serving.framework import KeyPath, Model
-from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    FrozenEntry,
+    frozen_entries,
+)
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
     Parameter,
-    StoredWeight,
     by_input,
     parameters_of,
 )
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, marker_of
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
@@ -73,7 +77,7 @@ def convert_function(
             `QTensor`, whose integers are kept where the config has its grid and blocks
             and the function only moves it; else it is decoded and rounded again.
         *args: its other arguments, or their shapes.
-        state: state of the calibrations, if they have one.
+        state: state of the calibrations, if they have one; else it may be empty.
         strict: raise if a weight stays in float.
         report: function to call with the `ConversionReport`; `print` prints a table.
         **kwargs: as `args`.
@@ -118,10 +122,11 @@ def convert_function(
     has_state = fn_q.has_state or any(
         bool(one.collections) for one in program.plan.replaced()
     )
-    if has_state != (state is not None):
+    # Without calibrations that have one, `init_state` returns an empty state.
+    if (has_state and state is None) or (state and not has_state):
         raise ValueError(
             "state= is the state of the quantized function's calibrations, "
-            + ("which have none" if state is not None else "and was not given")
+            + ("which have none" if state else "and was not given")
         )
     if not quantized:
         raise ValueError(
@@ -183,11 +188,10 @@ _KEYS = {"params", "state", COLLECTION}
 
 def frozen_by_module(collection: Mapping[str, Any]) -> served.Entries:
     """Returns the frozen weights of serving parameters, by the path of their module."""
+    paths = {module: tuple(filter(None, module.split("/"))) for module in collection}
     return {
-        tuple(filter(None, module.split("/"))): [
-            one for _, one in frozen_entries(entries)
-        ]
-        for module, entries in collection.items()
+        path: list(frozen_entries(collection[module], path))
+        for module, path in paths.items()
     }
 
 
@@ -268,13 +272,14 @@ class FunctionModel(Model):
 
     def serving(
         self,
-        stored: Sequence[StoredWeight],
+        weights: Sequence[Weight],
+        stored: Sequence[FrozenEntry],
         frozen: Mapping[Parameter, Placeholder],
     ) -> Any:
         """Returns the serving parameters of a `ServingFunction`."""
         collection: dict[str, Any] = {}
         for one in stored:
-            collection.setdefault("/".join(one.module), {})[one.name] = one.entry
+            collection.setdefault("/".join(one.module), {})[one.name] = one.stored
         state = dict(self._state)
         if STATISTICS in state:
             state[STATISTICS] = second_moment.without(state[STATISTICS])
@@ -312,7 +317,11 @@ class FunctionModel(Model):
         return jax.tree.unflatten(treedef, leaves)
 
     def quantized_elsewhere(self) -> dict[Parameter, str]:
-        found = (one for each in self._programs for one in each.quantized_elsewhere())
+        found = (
+            one
+            for each in self._programs
+            for one in weight_parameters.quantized_elsewhere(each.plan, each.parameters)
+        )
         return dict.fromkeys(found, _QUANTIZED_ELSEWHERE)
 
 

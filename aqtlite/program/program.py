@@ -14,12 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.contraction import remat
 from aqtlite.invariance import transform
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement, Replacements
 from aqtlite.operations import SIDES, Side
-from aqtlite.program import low_rank, plan_checks, rule_gradients, unsummed
+from aqtlite.program import low_rank, plan_checks, rule_gradients, weight_parameters
 from aqtlite.program import steps as steps_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -155,7 +154,7 @@ class Program:
             tuple(found),
             count,
             frozenset(),
-            self.unsummed_parameters(),
+            weight_parameters.unsummed_weights(self.plan, self.parameters),
         )
 
     def traced_record(
@@ -255,43 +254,6 @@ class Program:
             return states
         summed = (second_moment.of_steps(one, num_steps) for one in found)
         return states._replace(moment=functools.reduce(second_moment.merged, summed))
-
-    def parameters_of_weights(self) -> set[Parameter]:
-        """Returns the parameters behind the weights and tables that are quantized."""
-        return {
-            self.parameters[i]
-            for one in self.plan.operations()
-            for origin in one.site.operands
-            if origin.identity is not None
-            for i in self.parameters.keys() & origin.needed
-        }
-
-    def unsummed_parameters(self) -> dict[Parameter, str]:
-        """Returns parameters of weights left in float, since nothing is summed."""
-        return {
-            self.parameters[i]: one.why_float
-            for one in self.plan.left_float()
-            if one.why_float is not None and unsummed.is_reason(one.why_float)
-            for operand, origin in zip(
-                (one.lhs, one.rhs), one.site.operands, strict=True
-            )
-            if operand.kind == "weight"
-            for i in origin.inputs
-        }
-
-    def quantized_elsewhere(self) -> set[Parameter]:
-        """Returns parameters of weights that the traced function itself quantizes.
-
-        Functions of this library name the operands that they quantize in the trace, and
-        rules leave them unchanged.
-        """
-        return {
-            self.parameters[i]
-            for value in self.plan.named
-            if value.name in (remat.LHS, remat.RHS)
-            if (inputs := value.origin.inputs) <= self.parameters.keys()
-            for i in inputs
-        }
 
     def numbered(self) -> list[tuple[Planned, Path, int]]:
         """Returns what is quantized with its modules and numbers in these."""

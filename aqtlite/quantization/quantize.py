@@ -12,6 +12,7 @@ from aqtlite import config, noise
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import checks, granularity, padding, quantizer, sparsity
+from aqtlite.quantization.seeds import Seeds
 
 
 def quantize(
@@ -84,7 +85,7 @@ def quantize(
         )
     x = sparsity.prune(x, tensor_config, of_x, "tensor_config")
     given, x = x, padding.pad_array(x, tensor_config, of_x, "tensor_config")
-    seeds = quantizer.Seeds(seed)
+    seeds = Seeds(seed)
     q = quantizer.quantize_array(x, tensor_config, of_x, "tensor_config", seeds)
     return dataclasses.replace(q, padding=padding.widths(x, like=given))
 

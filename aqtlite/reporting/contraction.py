@@ -93,6 +93,15 @@ def is_float(dtype: str) -> bool:
     return any(name in ("bfloat16", "float16", "float32", "float64") for name in names)
 
 
+def _runs_in(dtype: str, asked: str) -> str:
+    """Returns the dtypes of a product by the name that users know.
+
+    Processors with VNNI multiply uint8 by int8: integers of int8, moved by 128.
+    """
+    moved = dtype == "uint8 x int8" and "uint8" not in asked
+    return "int8" if moved else dtype
+
+
 def of(
     one: TracedContraction,
     products: Sequence[Product],
@@ -107,7 +116,7 @@ def of(
     """
     counts: collections.Counter[str] = collections.Counter()
     for product in products:
-        counts[product.dtype] += product.macs * product.times
+        counts[_runs_in(product.dtype, one.asked)] += product.macs * product.times
     if not products and one.why_float:
         counts[one.asked] = one.macs or 1
     total = sum(counts.values())

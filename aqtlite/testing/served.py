@@ -91,8 +91,8 @@ float32 of shape (2, 4): 8 of 8 elements ...
 def _advice(serving: Mapping[str, Any]) -> str:
     """Returns what to do about results that differ."""
     rounded = [
-        "/".join((*module, one.name))
-        for module, one in frozen_entries(serving[COLLECTION])
+        "/".join((*one.module, one.name))
+        for one in frozen_entries(serving[COLLECTION])
         if one.record.cfg.fwd.rhs.rounding is not None
     ]
     if not rounded:

@@ -19,7 +19,7 @@ from aqtlite.checkpoint import (
     load_quantized,
     move_weights,
 )
-from aqtlite.flax import convert, quantize_model, with_adapters
+from aqtlite.flax import AqtDotGeneral, convert, quantize_model, with_adapters
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.testing import assert_no_float_copy
 from tests.common import normal, relative_error
@@ -190,6 +190,23 @@ def test_layers_that_a_model_joins_keep_their_integers():
     serve, serving = aqtlite.convert_function(fn, params, x)
     wanted = jnp.concatenate([Q.dequant(), Q.dequant()])
     assert relative_error(serve(serving, x), x @ wanted.T) < 1e-6
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_stacked_layers_keep_their_integers(axis):
+    """Along any axis, all of one size, and stored in another order than their own."""
+    cfg, x = config.weight_only(), normal((2, 8))
+    model = nn.vmap(
+        nn.Dense,
+        in_axes=None,
+        axis_size=8,
+        variable_axes={"params": axis, "aqt": axis},
+        split_rngs={"params": True},
+    )(8, dot_general=AqtDotGeneral(cfg), use_bias=False)
+    q = aqtlite.quantize(normal((8, 8, 8)), cfg.fwd.rhs, 0 if axis else 1)
+    serving = convert(model, {"params": {"kernel": q}}, x)
+    wanted = jnp.stack([x @ one for one in jnp.moveaxis(q.dequant(), axis, 0)])
+    assert relative_error(model.apply(serving, x), wanted) < 1e-6
 
 
 def test_errors():

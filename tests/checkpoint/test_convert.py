@@ -43,6 +43,14 @@ MODELS = {
     "attention": (models.Attention(INT8, "einsum_dot_general"), XX),
     "batch norm": (models.Trained(INT8), X),
     "scanned": (models.scanned(models.Layer)(INT8), X, None),
+    "mapped over the last axis": (
+        nn.vmap(
+            models.MlpBlock,
+            variable_axes={"params": -1, "aqt": -1},
+            split_rngs={"params": True},
+        )(INT8),
+        XX,
+    ),
     "demo": (Transformer(1, 16, 2, 8, cfg=INT8), TOKENS),
     "by rules": (quantize_model(models.scanned(models.Layer)(None), INT8), X, None),
     "int4": (models.MlpBlock(config.fully_quantized(fwd_bits=4)), X),
@@ -55,7 +63,8 @@ SERVED = ("one instance", "of two parameters", "scanned", "ternary")
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(MODELS, "one instance", "scanned", "by rules", "int4")
+    "name",
+    mostly_slow(MODELS, "scanned", "by rules", "int4", "mapped over the last axis"),
 )
 def test_equals_convert(name, tmp_path):
     model, *args = MODELS[name]

@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from aqtlite.flax import convert
 from aqtlite.flax.linen import caller
+from aqtlite.flax.linen.bare import recording
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, X, init
 
@@ -48,11 +49,11 @@ def test_recording_ends_with_its_block():
     def recorder(contraction, *_):
         return contraction
 
-    assert not caller.is_recorded()
-    with pytest.raises(KeyError), caller.recorded_by(recorder):
-        assert caller.is_recorded()
+    assert not recording.is_recorded()
+    with pytest.raises(KeyError), recording.recorded_by(recorder):
+        assert recording.is_recorded()
         raise KeyError
-    assert not caller.is_recorded()
+    assert not recording.is_recorded()
 
 
 def _reports(model, variables, x):

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, Call, convert
-from aqtlite.program.serving import lookup
+from aqtlite.flax.linen.bare import lookup
 from tests.common import quick_jit
 from tests.flax import models
 from tests.flax.support import (

@@ -548,7 +548,8 @@ def test_errors():
         with pytest.raises(ValueError, match="quantize it with params=0"):
             convert_function(wrong, W, X)
     with pytest.raises(ValueError, match="which have none"):
-        convert_function(quantized, W, X, state={})
+        convert_function(quantized, W, X, state={"aqt_stats": {"0": {}}})
+    convert_function(quantized, W, X, state=quantized.init_state(W, X))
     with_state = quantize_function(lambda w, x: x @ w, config.static_int8(), params=0)
     with pytest.raises(ValueError, match="was not given"):
         convert_function(with_state, W, X)

@@ -148,7 +148,7 @@ def test_a_lowered_program_of_another_platform():
         report(model, variables, X, platform="cuda"),
     )
     assert here.contractions[0].asked == "float8_e4m3fn"
-    assert here.contractions[0].runs_in == "float32"
+    assert here.contractions[0].runs_in in ("float32", "bfloat16")  # by processor
     assert here.contractions[0].fell_back
     assert there.contractions[0].runs_in == "float8_e4m3fn"
     assert there.memory is None and "not compiled" in repr(there)

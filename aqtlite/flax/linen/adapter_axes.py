@@ -61,8 +61,8 @@ def _frozen_box(
 ) -> Any:
     """Returns the box of a frozen weight, with names in the order of its axes."""
     known = one.origins["rhs"].known_as
-    for module, entry in frozen_entries(variables.get(COLLECTION, {})):
-        if module != program.module_of(one) or entry.record.identity not in known:
+    for entry in frozen_entries(variables.get(COLLECTION, {})):
+        if entry.module != program.module_of(one) or entry.record.identity not in known:
             continue
         q = entry.values.get("rhs")
         box: Any = getattr(q, "qvalue", None)

@@ -135,12 +135,12 @@ def _frozen_operands(
             paths = [parameters[i].path for i in inputs]
             found = [
                 entry
-                for module, entry in entries
+                for entry in entries
                 if (entry.record.operand.shape, entry.record.operand.contracting)
                 == (x.shape, contracting)
                 and entry.record.state in ((), states.get(one.site.location))
                 and len(entry.record.made_of) == len(paths)
-                and all(entry.record.is_made_of(module, path) for path in paths)
+                and all(entry.record.is_made_of(entry.module, path) for path in paths)
             ]
             if len(found) == 1:
                 record, values = found[0].record, found[0].values

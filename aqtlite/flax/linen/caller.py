@@ -1,16 +1,14 @@
-"""The Linen module that makes a call, its variables, and the mode of its calls.
+"""The Linen module that makes a call, and whether it runs in float.
 
 Frozen weights belong to the module that *calls* a contraction, not to the called
 object: layers with scopes of their own may share one `AqtDotGeneral`.
 
-The modes, in which contractions are recorded or run in float, are user contexts of JAX,
-part of the cache keys of `jax.jit` and `nn.jit`: a conversion always traces anew, and
-no later call reuses what it traced.
+That contractions run in float is a user context of JAX, part of the cache keys of
+`jax.jit` and `nn.jit`: no later call reuses what was traced so.
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,19 +16,10 @@ from flax import errors
 from flax import linen as nn
 from flax.core import Scope, tracers
 
-from aqtlite.program.serving import guards
-from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
-    FrozenRecord,
-    frozen_entries,
 )
-from aqtlite.program.serving.lookup import ModuleVariables
-from aqtlite.program.serving.model import StoredOperand
 from aqtlite.program.serving.placeholder import Placeholder
-
-_RECORDED = "recorded"
-"""Name of the variable with the arrays that a recorded module stores."""
 
 
 class AqtContraction(nn.Module):
@@ -82,7 +71,7 @@ class Caller(NamedTuple):
         if self.scope is None or self.serves:
             return self.scope is not None
         params = self.scope.variables().get("params", {}).values()
-        return any(isinstance(_unboxed(one), Placeholder) for one in params)
+        return any(isinstance(unboxed(one), Placeholder) for one in params)
 
     @property
     def obstacle(self) -> str | None:
@@ -107,15 +96,6 @@ class Caller(NamedTuple):
             )
         return None
 
-    def store(self, operand: StoredOperand) -> None:
-        """Makes an operand an output of the trace, if the module has no `obstacle`.
-
-        Transformations around the module stack it as they stack its parameters.
-        """
-        if self.scope is not None:
-            before = self.scope.get_variable(COLLECTION, _RECORDED, ())
-            self.scope.put_variable(COLLECTION, _RECORDED, (*before, operand))
-
 
 def find_caller() -> Caller:
     """Returns the module whose method is running."""
@@ -131,111 +111,9 @@ def path_of(scope: Scope) -> str:
     return scope.path_text.removeprefix("/") or "the root module"
 
 
-def module_variables(scope: Scope) -> ModuleVariables:
-    """Returns the variables of a module, unboxed except for `FrozenKernel`s.
-
-    Raises:
-        ValueError: if frozen weights were restored without a target.
-    """
-    variables = scope.variables()
-    params = {
-        name: _unboxed(value)
-        for name, value in variables.get("params", {}).items()
-        if not isinstance(value, Mapping)
-    }
-    guards.check_restored(variables.get(COLLECTION, {}))
-    frozen = [
-        one._replace(values=nn.meta.unbox(one.values))
-        for module, one in frozen_entries(variables.get(COLLECTION, {}))
-        if not module
-    ]
-    return ModuleVariables(
-        scope.path,
-        params,
-        frozen,
-        functools.partial(_find, scope.root),
-        functools.partial(_records, scope.root),
-    )
-
-
-def _find(root: Scope, path: str) -> Any:
-    """Returns the parameter at a path; None if it is not below the root."""
-    steps = tuple(path.split("/"))
-    count = len(root.path)
-    if steps[:count] != root.path or len(steps) == count:
-        return None
-    first, *others = steps[count:]
-    node = root.get_variable("params", first)
-    for step in others:
-        node = node.get(step) if isinstance(node, Mapping) else None
-    return _unboxed(node)
-
-
-def _records(root: Scope) -> list[tuple[tuple[str, ...], FrozenRecord]]:
-    """Returns the records of weights below a root, each with its module's path."""
-    entries = frozen_entries(root.variables().get(COLLECTION, {}), root.path)
-    return [(module, one.record) for module, one in entries]
-
-
-def _unboxed(value: Any) -> Any:
+def unboxed(value: Any) -> Any:
+    """Returns a variable without its box; a frozen parameter as it is."""
     return value if isinstance(value, Placeholder) else nn.meta.unbox(value)
-
-
-Recorder = Callable[[Contraction, Caller, int], Contraction]
-"""Function from a contraction, its module and its position in the module to the
-contraction to evaluate."""
-
-
-class _Recording:
-    """One recorded trace, with the number of contractions in each scope.
-
-    The count restarts wherever Flax creates a new scope: at every call of a lifted
-    transformation, and every time it traces the transformation's body.
-    """
-
-    def __init__(self, recorder: Recorder):
-        self._recorder: Recorder | None = recorder
-        self._scopes: dict[int, tuple[Scope | None, int]] = {}
-
-    def record(self, contraction: Contraction, caller: Caller) -> Contraction:
-        """Passes a contraction to the recorder with its position."""
-        if self._recorder is None:
-            return contraction
-        scope = caller.scope
-        # Keeping a reference to the scope prevents reuse of its id.
-        _, position = self._scopes.get(id(scope), (scope, 0))
-        self._scopes[id(scope)] = scope, position + 1
-        return self._recorder(contraction, caller, position)
-
-    def close(self) -> None:
-        """Drops references to what was recorded; JAX's caches keep this object."""
-        self._recorder = None
-        self._scopes.clear()
-
-
-_mode = jax.make_user_context(None)
-
-
-@contextlib.contextmanager
-def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """Passes contractions inside the context to a recorder instead of serving them."""
-    recording = _Recording(recorder)
-    try:
-        with _mode(recording):
-            yield
-    finally:
-        recording.close()
-
-
-def is_recorded() -> bool:
-    """Whether `recorded_by` is in effect."""
-    return _mode.value is not None
-
-
-def record(contraction: Contraction, caller: Caller) -> Contraction:
-    """Passes a contraction to the recorder; returns the one to evaluate."""
-    recording: _Recording = _mode.value
-    return recording.record(contraction, caller)
 
 
 _is_in_float = jax.make_user_context(default_value=False)
@@ -251,9 +129,3 @@ def in_float() -> Iterator[None]:
 def is_in_float() -> bool:
     """Whether `in_float` is in effect."""
     return bool(_is_in_float.value)
-
-
-def stored_operands(collection: Any) -> list[StoredOperand]:
-    """Returns the operands that modules stored in the collection during a trace."""
-    stored = jax.tree.leaves(collection, is_leaf=lambda node: isinstance(node, tuple))
-    return [node for nodes in stored for node in nodes]

@@ -21,10 +21,12 @@ from aqtlite.contraction.contract import Options, contract
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import caller as callers
 from aqtlite.flax.linen import statistics
-from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
+from aqtlite.flax.linen.bare import lookup, recording
+from aqtlite.flax.linen.bare.module_variables import module_variables
+from aqtlite.flax.linen.caller import Caller, find_caller, path_of
 from aqtlite.operations import Operation
 from aqtlite.program import injected
-from aqtlite.program.serving import guards, lookup
+from aqtlite.program.serving import guards
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.qtensor.qtensor import QTensor
@@ -166,8 +168,8 @@ class Injected:
         self, call: Contraction, caller: Caller
     ) -> tuple[Contraction, tuple[Any, Any]]:
         """Records a call or looks up its frozen weights; also returns its operands."""
-        if callers.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
-            call = callers.record(call, caller)
+        if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
+            call = recording.record(call, caller)
             return call, (call.lhs, call.rhs)
         return call, self._operands(call, caller)
 
@@ -196,7 +198,7 @@ class Injected:
         """Whether forward operands are rounded to nearest, as in serving."""
         if self.quant_mode is not None:
             return self.quant_mode is QuantMode.SERVE
-        return callers.is_recorded() or caller.serves
+        return recording.is_recorded() or caller.serves
 
     def _operands(self, call: Contraction, caller: Caller) -> tuple[Any, Any]:
         """Returns the operands to contract, with frozen weights in place of floats."""

@@ -12,9 +12,9 @@ from aqtlite import config, operations
 from aqtlite.contraction import lookup as table_lookup
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import caller as callers
+from aqtlite.flax.linen.bare import lookup
 from aqtlite.flax.linen.caller import find_caller
 from aqtlite.flax.linen.dot_general import Injected
-from aqtlite.program.serving import lookup
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import checks

@@ -10,6 +10,7 @@ import jax
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
+from aqtlite.flax.linen.bare import placeholder_values
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.placeholder import Placeholder, none_if_false
@@ -26,9 +27,9 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
     """A frozen parameter.
 
     To Flax it is a box that unboxes to an array of NaN except for a few numbers
-    (`aqtlite.program.serving.placeholder`), by which serving finds the frozen weight.
-    Its only leaf is `marker`, zeros, with respect to which no gradient exists: asking
-    for it raises.
+    (`aqtlite.flax.linen.bare.placeholder_values`), by which a bare call finds the
+    frozen weight. Its only leaf is `marker`, zeros, with respect to which no gradient
+    exists: asking for it raises.
     """
 
     removed: tuple[tuple[int, int, bool], ...] = ()
@@ -40,7 +41,9 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
 
     def unbox(self) -> jax.Array:
         with jax.debug_nans(False):
-            return guards.untrained(self.path, self.values(), self.marker)
+            return guards.untrained(
+                self.path, placeholder_values.values_of(self), self.marker
+            )
 
     def replace_boxed(self, val: Any) -> Any:
         return val

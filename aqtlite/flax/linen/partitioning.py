@@ -7,12 +7,9 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from aqtlite.program.serving.model import (
-    Buffer,
-    Parameter,
-    ParameterAxis,
-    StoredWeight,
-)
+from aqtlite.program.serving.frozen_record import FrozenEntry
+from aqtlite.program.serving.model import Buffer, Parameter, ParameterAxis
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
 
 Boxes = dict[Parameter | Buffer, Any]
@@ -35,19 +32,20 @@ def boxes_of(params: Any, parameters: tuple[Parameter, ...]) -> Boxes:
     }
 
 
-def boxed(stored: StoredWeight, boxes: Boxes) -> StoredWeight:
+def boxed(weight: Weight, stored: FrozenEntry, boxes: Boxes) -> FrozenEntry:
     """Returns a frozen weight, boxed like its parameters.
 
     Args:
-        stored: the weight.
+        weight: the weight.
+        stored: what of it is stored.
         boxes: boxes of the parameters.
     """
     side = stored.record.operand.side
-    box = box_of(stored.axes(), boxes)
+    box = box_of(weight.axes(), boxes)
     if box is None:
         return stored
     qtensor = _box_qtensor(stored.values[side], box)
-    return dataclasses.replace(stored, values={**stored.values, side: qtensor})
+    return stored._replace(values={**stored.values, side: qtensor})
 
 
 def box_of(axes: Sequence[ParameterAxis | None], boxes: Boxes) -> Any:

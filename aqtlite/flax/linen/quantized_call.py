@@ -207,10 +207,10 @@ class TracedCall:
 
     def _frozen(self) -> dict[Path, list[FrozenEntry]]:
         found: dict[Path, list[FrozenEntry]] = {}
-        for module, one in frozen_entries(self.variables.get(COLLECTION, {})):
+        for one in frozen_entries(self.variables.get(COLLECTION, {})):
             if isinstance(one.record.identity, str):
                 one = one._replace(values=nn.meta.unbox(one.values))
-                found.setdefault(module, []).append(one)
+                found.setdefault(one.module, []).append(one)
         return found
 
 
@@ -356,8 +356,8 @@ def without_kernels(
     """
     others = {k: v for k, v in variables.items() if k != COLLECTION}
     injected = [
-        (module, one.record)
-        for module, one in frozen_entries(variables.get(COLLECTION, {}))
+        (one.module, one.record)
+        for one in frozen_entries(variables.get(COLLECTION, {}))
         if not isinstance(one.record.identity, str)
     ]
     if injected:

@@ -15,10 +15,10 @@ from flax import linen as nn
 from flax.core import Scope
 
 from aqtlite import config
+from aqtlite.flax.linen.bare.lookup import Either
 from aqtlite.flax.linen.caller import path_of
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.contraction import Contraction
-from aqtlite.program.serving.lookup import Either
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import (
     OF_CONVERSION,

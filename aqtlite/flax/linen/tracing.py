@@ -1,28 +1,28 @@
 """The `Model` of Linen modules: traces their calls for a conversion."""
 
 import collections
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import caller as callers
 from aqtlite.flax.linen import frozen_kernel, partitioning, quantized_call
-from aqtlite.flax.linen.caller import Caller, Recorder
+from aqtlite.flax.linen.bare import identification, recorders, recording
+from aqtlite.flax.linen.bare.recording import Recorder
+from aqtlite.flax.linen.caller import Caller
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.jaxpr import sites, tracing
-from aqtlite.operations import Side
-from aqtlite.program import flax_models
+from aqtlite.program import flax_models, weight_parameters
 from aqtlite.program.program import Program
-from aqtlite.program.serving import given, identity, statistics_uses
-from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving import given, statistics_uses
+from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.framework import Model
-from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION, FrozenEntry
+from aqtlite.program.serving.identity import Identity
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
@@ -30,12 +30,10 @@ from aqtlite.program.serving.model import (
     FoundOperand,
     Parameter,
     Place,
-    StoredOperand,
-    StoredWeight,
     by_input,
 )
 from aqtlite.program.serving.placeholder import Placeholder, marker_of
-from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.program.serving.weight import Refusal, Weight
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
 
@@ -43,12 +41,6 @@ _FIRST_POSITION = 10**6
 """Number of the first contraction quantized by rules, above all injected ones."""
 
 _IN_BRANCH = "contracted inside nn.cond, nn.switch, nn.while_loop or the like"
-
-_numbers = itertools.count()
-
-
-_Place = tuple[tuple[str, ...], int]
-"""An injected contraction: the path of its module, and its position in it."""
 
 
 class LinenModel(Model):
@@ -69,7 +61,7 @@ class LinenModel(Model):
         self._programs: dict[int, Program | None] = {}
         self._mapped: dict[int, set[int]] = collections.defaultdict(set)
         """Axes along which Flax slices frozen parameters, by their numbers."""
-        self._activations: dict[int, set[_Place]] = {}
+        self._activations: dict[int, set[recorders.InjectedPlace]] = {}
         """For each call, the injected contractions with an activation as operand."""
         super().__init__(
             variables["params"],
@@ -80,7 +72,7 @@ class LinenModel(Model):
         )
 
     def discover(self, call: int) -> Discovery:
-        naming = _Naming()
+        naming = recorders.Naming()
 
         def name(
             contraction: Contraction, caller: Caller, position: int
@@ -133,12 +125,14 @@ class LinenModel(Model):
         of_rules = [one for one in weights if not one.is_injected]
         traced, program = self._traces[call], self._programs[call]
         if injected:
-            recorder = _storing(injected, Contraction.weight_outputs, self._go_on(call))
-            with _shared_weights_explained():
+            recorder = recorders.storing(
+                injected, recorders.weight_outputs, self._go_on(call)
+            )
+            with recorders.shared_weights_explained():
                 traced = self._traced(call, recorder, self._variables)
             program = self._program(traced) if of_rules else None
         inputs = [traced.inputs[0]]
-        stored = callers.stored_operands(traced.outputs[1])
+        stored = recording.stored_operands(traced.outputs[1])
         if program is not None:
             # The calibration states become inputs beside those of the call.
             traced = program.traced_record(self._variables, of_rules, stored)
@@ -150,37 +144,76 @@ class LinenModel(Model):
             read.update(self._buffers_in(variables))
         return CallTrace(traced.jaxpr, read, tuple(stored))
 
-    def record_fingerprints(
+    def identities(
         self,
         call: int,
-        keys: Collection[OperandKey],
+        weights: Sequence[Weight],
         frozen: Mapping[Parameter, Placeholder],
-    ) -> CallTrace:
+    ) -> list[Identity | Refusal | None]:
+        injected = [one for one in weights if one.found.is_injected]
+        if not injected:
+            return super().identities(call, weights, frozen)
+        of_rules = [one for one in weights if not one.found.is_injected]
+        by_index = {
+            one.index: found
+            for ones, identities in (
+                (of_rules, super().identities(call, of_rules, frozen)),
+                (injected, self._identities_of_injected(call, injected, frozen)),
+            )
+            for one, found in zip(ones, identities, strict=True)
+        }
+        return [by_index[one.index] for one in weights]
+
+    def _identities_of_injected(
+        self,
+        call: int,
+        weights: Sequence[Weight],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> list[Identity | Refusal | None]:
+        """Traces a call as it is served, and returns the weights' fingerprints."""
         program = self._programs[call]
-        of_rules = set() if program is None else program.parameters_of_weights()
+        of_rules = set[Parameter]()
+        if program is not None:
+            of_rules = weight_parameters.quantized_weights(
+                program.plan, program.parameters
+            )
         injected = {one: x for one, x in frozen.items() if one not in of_rules}
         params = frozen_kernel.in_place_of(self._variables["params"], injected)
-        recorder = _storing(keys, _fingerprint, lambda one, place: one.in_float())
+        keys = {one.key for one in weights}
+        in_float = Contraction.in_float
+        recorder = recorders.storing(
+            keys, recorders.fingerprint, lambda one, place: in_float(one)
+        )
         with frozen_kernel.noted_axes(self._mapped):
             variables = {**self._variables, "params": params}
             traced = self._traced(call, recorder, variables)
-        stored = callers.stored_operands(traced.outputs[1])
-        return CallTrace(traced.jaxpr, {}, tuple(stored))
+        stored = recording.stored_operands(traced.outputs[1])
+        outputs = [one.arrays for one in stored]
+        return identification.identities(weights, traced.jaxpr, outputs, frozen)
+
+    def finds_alike(self, weight: Weight, other: Weight) -> bool:
+        if weight.found.is_injected and other.found.is_injected:
+            return identification.are_alike(weight, other)
+        if weight.found.is_injected or other.found.is_injected:
+            return False
+        return super().finds_alike(weight, other)
 
     def serving(
         self,
-        stored: Sequence[StoredWeight],
+        weights: Sequence[Weight],
+        stored: Sequence[FrozenEntry],
         frozen: Mapping[Parameter, Placeholder],
     ) -> dict[str, Any]:
         params = self.left_in_float(self._variables["params"], frozen)
         is_boxed = any(map(nn.meta.is_axis_metadata, _nodes(params)))
         boxes = partitioning.boxes_of(params, self.parameters) if is_boxed else {}
         collection: dict[str, Any] = {}
-        for one in stored:
+        for weight, one in zip(weights, stored, strict=True):
             tree = collection
             for step in one.module:
                 tree = tree.setdefault(step, {})
-            tree[one.name] = (partitioning.boxed(one, boxes) if boxes else one).entry
+            boxed = partitioning.boxed(weight, one, boxes) if boxes else one
+            tree[one.name] = boxed.stored
         marked = {
             parameter: dataclasses.replace(
                 one,
@@ -205,10 +238,14 @@ class LinenModel(Model):
         others = {k: v for k, v in serving.items() if k != STATISTICS}
         return {**others, **({STATISTICS: fixed} if fixed else {})}
 
-    def _go_on(self, call: int) -> Callable[[Contraction, _Place], Contraction]:
+    def _go_on(
+        self, call: int
+    ) -> Callable[[Contraction, recorders.InjectedPlace], Contraction]:
         """Returns a function that keeps contractions of activations in float."""
 
-        def go_on(contraction: Contraction, place: _Place) -> Contraction:
+        def go_on(
+            contraction: Contraction, place: recorders.InjectedPlace
+        ) -> Contraction:
             is_activation = place in self._activations[call]
             return self._in_float(contraction) if is_activation else contraction
 
@@ -219,7 +256,7 @@ class LinenModel(Model):
     ) -> tracing.Traced:
         """Traces a call that also returns the arrays that a recorder stores."""
         apply, arguments = self._call(call, variables)
-        with callers.recorded_by(recorder):
+        with recording.recorded_by(recorder):
             return flax_models.trace(apply, arguments)
 
     def _program(self, traced: tracing.Traced) -> Program | None:
@@ -261,92 +298,6 @@ class LinenModel(Model):
         Rules would match a float contraction.
         """
         return contraction.in_float() if self._by_rules is None else contraction
-
-
-class _Naming:
-    """A recorder that marks the operands and states of contractions with names."""
-
-    def __init__(self) -> None:
-        number = next(_numbers)
-        self.num_contractions = 0
-        self.states = f"states {number}"
-        self.places: dict[str, _Place] = {}
-        """Contractions of all marked operands, by name."""
-        self.quantized: dict[str, FoundOperand] = {}
-        """Operands to quantize, by name."""
-        self._operand = f"operand {number}"
-
-    def __call__(
-        self, contraction: Contraction, caller: Caller, position: int
-    ) -> Contraction:
-        self.num_contractions += 1
-        operands: dict[Side, Any] = {"lhs": contraction.lhs, "rhs": contraction.rhs}
-        for side, x in operands.items():
-            if isinstance(x, QTensor):
-                continue
-            name = f"{self._operand} {len(self.places)}"
-            operands[side] = sites.mark(x, name)
-            self.places[name] = caller.path, position
-            if side in contraction.quantized_sides():
-                key = OperandKey(caller.path, position, side)
-                self.quantized[name] = FoundOperand.of(
-                    contraction, key, caller.obstacle, is_injected=True
-                )
-        for state in jax.tree.leaves(contraction.states):
-            sites.mark(state, self.states)
-        return dataclasses.replace(contraction, **operands)
-
-
-def _storing(
-    keys: Collection[OperandKey],
-    arrays: Callable[[Contraction, Side], Any],
-    go_on: Callable[[Contraction, _Place], Contraction],
-) -> Recorder:
-    """Returns a recorder that stores arrays of operands.
-
-    Args:
-        keys: keys of the operands.
-        arrays: function that returns the arrays to store for an operand.
-        go_on: function from the recorded contraction to the one to evaluate.
-    """
-
-    def record(contraction: Contraction, caller: Caller, position: int) -> Contraction:
-        for side in contraction.quantized_sides():
-            key = OperandKey(caller.path, position, side)
-            if key in keys and caller.obstacle is None:
-                caller.store(StoredOperand(key, arrays(contraction, side)))
-        return go_on(contraction, (caller.path, position))
-
-    return record
-
-
-@contextlib.contextmanager
-def _shared_weights_explained() -> Iterator[None]:
-    """Turns Flax's error about a broadcast collection "aqt" into advice.
-
-    Flax raises it where steps of `nn.scan` share a weight, and have states of their own
-    that quantize it: each has a frozen weight then.
-
-    Raises:
-        ValueError: if the trace inside the context raises that error.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if "broadcasted variable has a data dependency" not in str(error):
-            raise
-        raise ValueError(
-            "the steps of an nn.scan share a weight, and each has calibration states "
-            f"of its own that quantize it, but variable_broadcast has {COLLECTION!r}: "
-            "the weight of each step is another. Quantize the model by rules "
-            "(aqtlite.flax.quantize_model), where these steps share states; or give "
-            "the weight a calibration without states; or leave it in float, by "
-            f"variable_axes={{{COLLECTION!r}: 0}} beside the states"
-        ) from error
-
-
-def _fingerprint(contraction: Contraction, side: Side) -> list[jax.Array]:
-    return identity.fingerprint(contraction.array(side))
 
 
 def _nodes(params: Any) -> list[Any]:

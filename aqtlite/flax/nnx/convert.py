@@ -26,11 +26,17 @@ from aqtlite.jaxpr import scopes
 from aqtlite.program.convert import FunctionModel, program_of
 from aqtlite.program.program import Program
 from aqtlite.program.serving import conversion, given, planning
-from aqtlite.program.serving.frozen_record import IDENTITY, RECORD, recipe_name
-from aqtlite.program.serving.model import Parameter, StoredWeight
+from aqtlite.program.serving.frozen_record import (
+    IDENTITY,
+    RECORD,
+    FrozenEntry,
+    recipe_name,
+)
+from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.serving.weight import Weight
 from aqtlite.quantization import second_moment
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.state_collections import STATISTICS
@@ -183,24 +189,25 @@ class NnxModel(FunctionModel):
 
     def serving(
         self,
-        stored: Sequence[StoredWeight],
+        weights: Sequence[Weight],
+        stored: Sequence[FrozenEntry],
         frozen: Mapping[Parameter, Placeholder],
     ) -> QuantizedModel:
         """Turns the model into a serving model, in place."""
-        weights: dict[str, dict[str, Frozen[Any]]] = {}
+        frozen_by_module: dict[str, dict[str, Frozen[Any]]] = {}
         samples: dict[str, dict[str, Sample[Any]]] = {}
-        for one in stored:
+        for weight, one in zip(weights, stored, strict=True):
             module, side = "/".join(one.module), one.record.operand.side
-            metadata = partitioning.metadata_of(one, self._call.variables)
+            metadata = partitioning.metadata_of(weight, self._call.variables)
             metadata[RECORD] = one.record
             variable = Frozen(one.values[side], **metadata)
-            weights.setdefault(module, {})[one.name] = variable
+            frozen_by_module.setdefault(module, {})[one.name] = variable
             if IDENTITY in one.values:
                 sample = Sample(one.values[IDENTITY], eager_sharding=False)
                 samples.setdefault(module, {})[one.name] = sample
         self._call.replace_params(self.with_placeholders(frozen))
         aqt, name = self._model.aqt, recipe_name([one.record for one in stored])
-        aqt.frozen, aqt.samples = nnx.data(weights), nnx.data(samples)
+        aqt.frozen, aqt.samples = nnx.data(frozen_by_module), nnx.data(samples)
         aqt.statistics = nnx.data(second_moment.without(aqt.statistics))
         aqt.recipe = nnx.data(Recipe({name: {}}, eager_sharding=False))
         return self._model

@@ -7,7 +7,8 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite.program.serving.model import Parameter, ParameterAxis, StoredWeight
+from aqtlite.program.serving.model import Parameter, ParameterAxis
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
 
 _NAMES = "out_sharding"
@@ -18,17 +19,17 @@ _BESIDE = ("sharding_rules", "mesh")
 
 
 def metadata_of(
-    stored: StoredWeight, variables: Mapping[tuple[str, ...], nnx.Variable[Any]]
+    weight: Weight, variables: Mapping[tuple[str, ...], nnx.Variable[Any]]
 ) -> dict[str, Any]:
     """Returns the sharding metadata of a frozen weight; empty if it has none.
 
     Args:
-        stored: the weight.
+        weight: the weight.
         variables: the parameters, by path.
     """
     if not any(map(_declared, variables.values())):
         return {}
-    return metadata_of_names(*names_of_axes(stored.axes(), variables))
+    return metadata_of_names(*names_of_axes(weight.axes(), variables))
 
 
 def has_names(model: nnx.Module) -> bool:

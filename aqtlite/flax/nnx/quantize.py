@@ -37,13 +37,13 @@ def quantize_model(
     The result shares the model's variables and has the same paths, so checkpoints,
     optimizers, sharding rules and filters of the float model fit it. Its class is a
     subclass of the model's class. ``__call__`` and the other methods are quantized; a
-    method without contractions runs unchanged. So does
-    ``Model.generate(quantized, ...)``, called on the float model's class, while calls
-    of the model inside it are quantized. Calls update the variables as usual (batch
-    statistics, rngs, caches). A call traces the model: call it inside `nnx.jit`.
-    Private methods, and layers that are read from it and called, are quantized by the
-    same rules, where these name them. A quantized model inside of another keeps its
-    rules, and is planned, calibrated and converted with it.
+    method without contractions runs unchanged, behind a trace that looks for them. So
+    does ``Model.generate(quantized, ...)``, called on the float model's class, without
+    one, while calls of the model inside it are quantized. Calls update the variables as
+    usual (batch statistics, rngs, caches). A call traces the model: call it inside
+    `nnx.jit`. Private methods, and layers that are read from it and called, are
+    quantized by the same rules, where these name them. A quantized model inside of
+    another keeps its rules, and is planned, calibrated and converted with it.
 
     The path of a contraction, for rules, is that of the module with the parameter of
     its weight (``layers/0/attention/query``), or, for a contraction of activations, of

@@ -5,13 +5,13 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from aqtlite import config
 from aqtlite.config import arithmetic
 from aqtlite.contraction import poison
 from aqtlite.contraction.contract import is_product
 from aqtlite.operations import Operation, Side
-from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
@@ -29,7 +29,10 @@ from aqtlite.quantization.statistics import States
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qtensor", "original", "prepared", "values", "damping"],
+    data_fields=[
+        *("qtensor", "original", "prepared", "signal", "noise"),
+        *("values", "damping"),
+    ],
     meta_fields=["sparsity"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +46,18 @@ class WeightOutputs:
     """The float operand."""
 
     prepared: Any
-    """The operand smoothed and rotated, before it is pruned and quantized."""
+    """The operand smoothed and rotated, before it is pruned and quantized, with its
+    axes in the order in which the weight is stored."""
 
-    values: Any
-    """`identity.values_of(original)`."""
+    signal: Any
+    """Sum of squares of `prepared`, float32, with its number of axes."""
+
+    noise: Any
+    """Sum of squares of the quantization error, like `signal`."""
+
+    values: Any = None
+    """Values that identify the float operand, in a framework whose calls do not see how
+    it is computed."""
 
     damping: Any = None
     """`gptq.Rounded.damping`; None for a weight rounded as in training."""
@@ -127,8 +138,13 @@ class Contraction:
         qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
         tensor = getattr(self.cfg.fwd, side)
         pruned = sparsity.of(tensor, operand.shape, self.operation.axes(side))
-        values = identity.values_of(x)
-        return WeightOutputs(qtensor, x, prepared, values, damping, pruned)
+        # Flax stacks each array along an axis of its own: measured before that.
+        measured = signal_and_noise(prepared, qtensor)
+        if qtensor.order is not None:
+            prepared = prepared.transpose(qtensor.order)
+        return WeightOutputs(
+            qtensor, x, prepared, *measured, damping=damping, sparsity=pruned
+        )
 
     def _quantized(self, operand: Operand, x: Any) -> tuple[QTensor, jax.Array | None]:
         """Quantizes an operand in the fastest layout.
@@ -183,6 +199,14 @@ class Contraction:
         pair = (x, self.rhs) if operand.side == "lhs" else (self.lhs, x)
         lhs, rhs = padding.pad_operands(self.operation, *pair, tensors, "fwd")
         return lhs if operand.side == "lhs" else rhs
+
+
+def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:
+    """Returns the sums of squares of an array and of its quantization error."""
+    x = x.astype(jnp.float32)
+    served = double_scales.decoded(qtensor)
+    noise = x - dataclasses.replace(served, dtype=jnp.dtype("float32")).dequant()
+    return jnp.sum(x * x, keepdims=True), jnp.sum(noise * noise, keepdims=True)
 
 
 class OperandKey(NamedTuple):

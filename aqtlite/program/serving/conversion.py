@@ -3,7 +3,6 @@
 Independent of the framework: a `Model` puts the frozen weights into its variables.
 """
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -14,24 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from aqtlite.jaxpr import axes, slicing
+from aqtlite.jaxpr import slicing
 from aqtlite.program.serving import given as given_lib
 from aqtlite.program.serving import identity
 from aqtlite.program.serving import report as report_lib
 from aqtlite.program.serving.framework import Model
-from aqtlite.program.serving.frozen_record import IDENTITY
-from aqtlite.program.serving.model import (
-    Buffer,
-    CallTrace,
-    Parameter,
-    ParameterAxis,
-    StoredWeight,
-)
+from aqtlite.program.serving.frozen_record import IDENTITY, FrozenEntry
+from aqtlite.program.serving.model import CallTrace
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
-from aqtlite.program.serving.weights import Weight
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import double_scales, gptq
+from aqtlite.quantization import gptq
 
 
 def check_call(
@@ -86,15 +79,15 @@ def convert(
     report_lib.log(summary)
     if report is not None:
         report(summary)
-    return plan.model.serving(stored, plan.placeholders())
+    return plan.model.serving(plan.weights, stored, plan.placeholders())
 
 
 def serving(plan: Plan) -> Any:
     """Returns the serving variables of a plan."""
-    return plan.model.serving(freeze(plan), plan.placeholders())
+    return plan.model.serving(plan.weights, freeze(plan), plan.placeholders())
 
 
-def freeze(plan: Plan) -> list[StoredWeight]:
+def freeze(plan: Plan) -> list[FrozenEntry]:
     """Quantizes all weights of a plan, with one program per traced call.
 
     Weights of parameters that were given as `QTensor`s keep their integers where they
@@ -109,7 +102,6 @@ def freeze(plan: Plan) -> list[StoredWeight]:
     )
     run = jax.eval_shape if abstract else _Programs()
     values: dict[int, Any] = {}
-    origins: dict[int, Callable[[], Sequence[ParameterAxis | None]]] = {}
     dampings: dict[int, Any] = {}
     notes: dict[int, str] = {}
     freezer = WeightFreezer()
@@ -127,9 +119,6 @@ def freeze(plan: Plan) -> list[StoredWeight]:
             made, damping, notes[i] = _of_given(freezer, weights[i], part, plan.model)
         values.update(zip(numbers, made, strict=True))
         dampings.update(zip(numbers, damping, strict=True))
-        origin = functools.cache(functools.partial(_origins, part, inputs))
-        for place, i in enumerate(numbers):
-            origins[i] = functools.partial(_axes_of, place, weights[i], origin)
     for i, weight in enumerate(weights):
         _warn_of_rounding(weight, dampings[i])
         if weight.compared:
@@ -137,12 +126,11 @@ def freeze(plan: Plan) -> list[StoredWeight]:
             sample = run(lambda *stay: identity.sample_parameters(stay), *stay)
             values[i][IDENTITY] = sample
     return [
-        StoredWeight(
+        FrozenEntry(
             weight.module,
             weight.name,
             weight.record,
             values[i],
-            origins[i],
             ", ".join(filter(None, (notes.get(i), _rounding_of(weight, dampings[i])))),
         )
         for i, weight in enumerate(weights)
@@ -238,23 +226,6 @@ def _is_known(damping: Any) -> bool:
     return isinstance(damping, jax.Array) and not isinstance(damping, jax.core.Tracer)
 
 
-def _origins(part: slicing.Slice, inputs: Sequence[Parameter | Buffer]) -> Any:
-    """Returns the parameter axis behind each axis of the outputs of a slice."""
-    outputs, _ = part.unflatten(
-        tuple(axis and ParameterAxis(inputs[axis.input], axis.axis) for axis in one)
-        for one in axes.output_axes(part.jaxpr)
-    )
-    return outputs
-
-
-def _axes_of(
-    place: int, weight: Weight, origins: Callable[[], Any]
-) -> Sequence[ParameterAxis | None]:
-    found: Sequence[ParameterAxis | None]
-    found = origins()[place][weight.record.operand.side].qvalue
-    return found
-
-
 class _Programs:
     """Runs functions, of which those with identical programs are compiled once."""
 
@@ -320,29 +291,22 @@ class WeightFreezer:
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
         """Quantizes a weight from the values of its `inputs`, in order."""
-        outputs = weight.outputs, weight.made.prepared, weight.made.damping
+        made = weight.made
+        outputs = weight.outputs, made.signal, made.noise, made.damping
         part = slicing.slice_outputs(weight.trace.jaxpr, outputs)
         read = weight.trace.inputs
         places = [weight.inputs.index(read[i]) for i in part.inputs]
 
         def run(*values: jax.Array) -> FrozenWeight:
-            stored, smoothed, damping = part(*(values[place] for place in places))
+            stored, *measured, damping = part(*(values[place] for place in places))
             qtensor = stored[weight.record.operand.side]
-            measured = signal_and_noise(smoothed, qtensor)
             values_of_floats = stored.get(IDENTITY)
             if weight.compared:
                 stay = [values[weight.inputs.index(one)] for one in weight.compared]
                 values_of_floats = identity.sample_parameters(stay)
-            return FrozenWeight(qtensor, *measured, values_of_floats, damping)
+            signal, noise = map(jnp.sum, measured)
+            return FrozenWeight(qtensor, signal, noise, values_of_floats, damping)
 
         frozen: FrozenWeight = self._run(run, *params)
         _warn_of_rounding(weight, frozen.damping)
         return frozen
-
-
-def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:
-    """Returns the sums of squares of an array and of its quantization error."""
-    x = x.astype(jnp.float32)
-    served = double_scales.decoded(qtensor)
-    noise = x - dataclasses.replace(served, dtype=jnp.dtype("float32")).dequant()
-    return jnp.sum(x * x), jnp.sum(noise * noise)

@@ -1,24 +1,25 @@
 """The interface to a framework: a model that reports what its calls contract."""
 
 import abc
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from aqtlite.program.serving.contraction import OperandKey
+from aqtlite.program.serving.frozen_record import FrozenEntry
+from aqtlite.program.serving.identity import Identity
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
     Parameter,
-    StoredWeight,
     buffers_of,
     parameters_of,
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.statistics_uses import Uses
+from aqtlite.program.serving.weight import UNTOLD, Refusal, Weight
 from aqtlite.qtensor.qtensor import QTensor
 
 KeyPath = tuple[Any, ...]
@@ -94,27 +95,34 @@ class Model(abc.ABC):
             weights: operands of the call that are weights.
         """
 
-    def record_fingerprints(
+    def identities(
         self,
         call: int,
-        keys: Collection[OperandKey],
+        weights: Sequence[Weight],
         frozen: Mapping[Parameter, Placeholder],
-    ) -> CallTrace:
-        """Traces a call with the weights' fingerprints at serving time as outputs.
-
-        Implemented by models with injected contractions.
+    ) -> list[Identity | Refusal | None]:
+        """Returns what serving finds weights by: digests of their computations.
 
         Args:
             call: index of the call.
-            keys: keys of weights of injected contractions.
-            frozen: placeholders to trace in place of parameters.
+            weights: weights of the call.
+            frozen: placeholders of the parameters that only frozen weights read.
+
+        Returns:
+            For each weight its identity; None if stored values identify it
+            (`WeightOutputs.values`); or why serving cannot tell it from others.
         """
-        raise NotImplementedError
+        return [one.found.identity or UNTOLD for one in weights]
+
+    def finds_alike(self, weight: Weight, other: Weight) -> bool:
+        """Whether serving cannot tell apart two weights with identities."""
+        return weight.found.weight == other.found.weight
 
     @abc.abstractmethod
     def serving(
         self,
-        stored: Sequence[StoredWeight],
+        weights: Sequence[Weight],
+        stored: Sequence[FrozenEntry],
         frozen: Mapping[Parameter, Placeholder],
     ) -> Any:
         """Returns the serving variables, or shapes if the model's values are shapes.
@@ -122,7 +130,8 @@ class Model(abc.ABC):
         Second moments of inputs, which only a conversion reads, are left out.
 
         Args:
-            stored: the frozen weights.
+            weights: the weights of the plan.
+            stored: what of each is stored.
             frozen: placeholders for the parameters that nothing else reads.
         """
 

@@ -145,18 +145,30 @@ def recipe_name(records: Sequence[FrozenRecord]) -> str:
 
 
 class FrozenEntry(NamedTuple):
-    """The stored entry of a frozen weight."""
+    """A frozen weight, as a conversion stores it and serving finds it."""
+
+    module: tuple[str, ...]
+    """Path of the module that contracts it."""
 
     name: str
     record: FrozenRecord
     values: Mapping[str, Any]
     """The `QTensor` keyed by side, and values of floats by `IDENTITY`, if any."""
 
+    rounding: str = ""
+    """Of one that is converted: whether it is sparse, has integers that were given, and
+    how it was rounded if not as in training."""
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """What the collection of frozen weights holds under its name."""
+        return {RECORD: self.record, **self.values}
+
 
 def frozen_entries(
     collection: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], FrozenEntry]]:
-    """Yields the frozen weights of a collection, each with the path of its module.
+) -> Iterator[FrozenEntry]:
+    """Yields the frozen weights of a collection.
 
     Args:
         collection: the part of the collection below `path`.
@@ -164,6 +176,6 @@ def frozen_entries(
     """
     for name, child in collection.items():
         if isinstance(child, Mapping) and isinstance(child.get(RECORD), FrozenRecord):
-            yield path, FrozenEntry(name, child[RECORD], child)
+            yield FrozenEntry(path, name, child[RECORD], child)
         elif isinstance(child, Mapping):
             yield from frozen_entries(child, (*path, name))

@@ -7,7 +7,7 @@ import jax
 
 from aqtlite.program.serving.framework import KeyPath
 from aqtlite.program.serving.integers import handed_over
-from aqtlite.program.serving.weights import Weight
+from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
 
 KEPT, ROUNDED_AGAIN = "integers as given", "rounded again"

@@ -34,14 +34,14 @@ def handed_over(
         wanted: the weight that the model's config makes; shapes in place of arrays do.
         sources: the quantized arrays that it is made of.
         prepared: function from arrays like the sources, in float32, to what the model
-            quantizes.
+            quantizes, in the weight's order of storage.
 
     Returns:
         The weight with the sources' integers; None if the model has another grid or
         other blocks, or does more with the arrays than moving them.
     """
     order = wanted.order
-    wanted = jax.eval_shape(QTensor.in_own_order, wanted)
+    wanted = jax.eval_shape(QTensor.as_stored, wanted)
     sources = [_like(wanted, one.in_own_order()) for one in sources]
     special = [wanted.sums, wanted.padding]
     special += [x for one in sources for x in (one.offset, one.padding)]
@@ -62,8 +62,7 @@ def handed_over(
         fields[name] = jnp.asarray(found)
     values = np.concatenate([_on_grid(one).reshape(-1) for one in sources])[places]
     stored = stored_values.to_save(jnp.asarray(values))
-    given = dataclasses.replace(wanted, qvalue=stored, **fields)
-    return given if order is None else given.stored_in(order)
+    return dataclasses.replace(wanted, order=order, qvalue=stored, **fields)
 
 
 def _on_grid(q: QTensor) -> np.ndarray:

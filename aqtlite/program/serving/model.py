@@ -12,12 +12,12 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from aqtlite import config
-from aqtlite.jaxpr import analysis
+from aqtlite.jaxpr import analysis, axes, slicing
 from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.tracing import is_array
 from aqtlite.program.serving.contraction import Contraction, OperandKey
-from aqtlite.program.serving.frozen_record import RECORD, FrozenRecord, Operand
+from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.quantization.state_collections import ADAPTER
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
@@ -324,28 +324,14 @@ class CallTrace:
     stored: tuple[StoredOperand, ...]
     """Stored operands, with the index of a jaxpr output in place of every array."""
 
-
-@dataclasses.dataclass(frozen=True)
-class StoredWeight:
-    """A frozen weight to store, and the parameter axes behind its axes."""
-
-    module: tuple[str, ...]
-    """Path of the module that contracts it."""
-
-    name: str
-    record: FrozenRecord
-    values: dict[str, Any]
-    """The `QTensor` keyed by side, and values of what stayed in float, if any."""
-
-    axes: Callable[[], Sequence[ParameterAxis | None]]
-    """Function that returns, for each axis of the integers, the parameter axis it comes
-    from, or None."""
-
-    rounding: str = ""
-    """Whether it is sparse, has integers that were given, and how it was rounded if not
-    as in training."""
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        """The entry in the collection of frozen weights."""
-        return {RECORD: self.record, **self.values}
+    @functools.cached_property
+    def axes_of_integers(self) -> list[Sequence[ParameterAxis | None]]:
+        """For each stored weight, the parameter axes that the axes of its integers come
+        from; None for an axis that comes from none."""
+        integers = [one.arrays.qtensor.qvalue for one in self.stored]
+        part = slicing.slice_outputs(self.jaxpr, integers)
+        read = [self.inputs[i] for i in part.inputs]
+        return [
+            tuple(axis and ParameterAxis(read[axis.input], axis.axis) for axis in one)
+            for one in axes.output_axes(part.jaxpr)
+        ]

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from aqtlite.program.serving import identity
 from aqtlite.program.serving import weights as weights_lib
 from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.model import (
@@ -15,7 +14,7 @@ from aqtlite.program.serving.model import (
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder, sliced_axes
-from aqtlite.program.serving.weights import Member, Refusal, Weight
+from aqtlite.program.serving.weight import Member, Refusal, Weight
 
 _Refusals = dict[Member, Refusal]
 """Reasons why operands are not frozen."""
@@ -110,39 +109,41 @@ def _settle(
             if (call, operand.key) not in frozen
         ]
         removed = _removed(discoveries, kept)
-        identities = _identities(model, kept, _placeholders(removed, kept))
-        weights, refused = _grouped(identities, floats, removed)
-        if not refused:
+        identified, untold = _identified(model, kept, floats, removed)
+        weights, refused = _grouped(model, identified)
+        if not (untold or refused):
             break
-        refusals.update(refused)
+        refusals.update(untold | refused)
     names = names or _names(weights)
     weights = [dataclasses.replace(one, name=names[one.index]) for one in weights]
     return Plan(model, discoveries, recorded, tuple(weights), removed, refusals)
 
 
-_Identified = list[tuple[Weight, identity.Identity | None]]
-"""Weights with the identities by which serving finds them."""
-
-
-def _identities(
+def _identified(
     model: Model,
     recorded: Sequence[Weight],
-    placeholders: Mapping[Parameter, Placeholder],
-) -> _Identified:
-    identified: _Identified = []
+    floats: Sequence[FoundOperand],
+    removed: frozenset[Parameter],
+) -> tuple[list[Weight], _Refusals]:
+    """Gives weights what serving finds them by; refuses those that it cannot tell."""
+    placeholders = _placeholders(removed, recorded)
+    identified: list[Weight] = []
+    refused: _Refusals = {}
     for call, ones in itertools.groupby(recorded, lambda one: one.index[0]):
         of_call = list(ones)
-        injected = {one.key for one in of_call if one.found.is_injected}
-        fingerprints = iter(
-            weights_lib.fingerprints(model, call, injected, placeholders)
-            if injected
-            else ()
-        )
-        identified += [
-            (one, next(fingerprints) if one.found.is_injected else one.found.identity)
-            for one in of_call
-        ]
-    return identified
+        identities = model.identities(call, of_call, placeholders)
+        for one, found in zip(of_call, identities, strict=True):
+            if isinstance(found, Refusal):
+                refused[one.member] = found
+                continue
+            record = dataclasses.replace(
+                one.record,
+                identity=found,
+                beside_floats=any(_share_a_place(other, one) for other in floats),
+                removed=tuple(str(x) for x in one.parameters if x in removed),
+            )
+            identified.append(dataclasses.replace(one, record=record))
+    return identified, refused
 
 
 def _copies(recorded: Iterable[Weight]) -> _Refusals:
@@ -200,29 +201,14 @@ def _placeholders(
 
 
 def _grouped(
-    identified: _Identified,
-    floats: Sequence[FoundOperand],
-    removed: frozenset[Parameter],
+    model: Model, identified: Sequence[Weight]
 ) -> tuple[list[Weight], _Refusals]:
     """Groups operands into distinct weights, and refuses those that look alike."""
     weights: list[Weight] = []
     refused: _Refusals = {}
-    for one, found in identified:
-        gone = removed.intersection(one.parameters)
-        is_static = isinstance(found, str)
-        is_whole = len(gone) == len(one.parameters)
-        is_told = is_static or (found is not None and is_whole)
-        if not is_told and (gone or not one.found.is_injected):
-            refused[one.member] = Refusal(
-                "what it is made of could not be told at a call: it mixes elements "
-                "(by a sum or a contraction), differs between the steps of a scan, "
-                "or is partly made of a parameter that stays in float"
-            )
-            continue
-        # A weight of floats is identified by stored values, not by a fingerprint.
-        found = found if gone or is_static else None
+    for one in identified:
         for index, weight in enumerate(weights):
-            if _alike(weight, one, found):
+            if model.finds_alike(weight, one):
                 members = (*weight.members, one.member)
                 if not weight.made_like(one):
                     why = Refusal(_why_not_shared(weight, one))
@@ -230,7 +216,7 @@ def _grouped(
                 weights[index] = dataclasses.replace(weight, members=members)
                 break
         else:
-            weights.append(_planned(one, found, floats, removed))
+            weights.append(one)
     for weight in weights:
         others = [other for other in weights if other is not weight]
         is_shared = weight.record.beside_floats or any(
@@ -264,37 +250,6 @@ def _why_not_shared(first: Weight, other: Weight) -> str:
 def _share_a_place(one: Weight | FoundOperand, other: Weight) -> bool:
     """Whether one module contracts both, with equal shapes, sides and axes."""
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
-
-
-def _alike(weight: Weight, one: Weight, found: identity.Identity | None) -> bool:
-    """Whether serving could not tell a recorded operand from a weight."""
-    identified = weight.record.identity
-    if isinstance(found, str):
-        return weight.found.weight == one.found.weight
-    if (weight.key.path, weight.operand, weight.found.cfg) != (
-        one.key.path,
-        one.operand,
-        one.found.cfg,
-    ):
-        return False
-    if identified is None or found is None:
-        return identified is found
-    return identity.same(identified, found, one.operand.dtype)
-
-
-def _planned(
-    one: Weight,
-    found: identity.Identity | None,
-    floats: Sequence[FoundOperand],
-    removed: frozenset[Parameter],
-) -> Weight:
-    record = dataclasses.replace(
-        one.record,
-        identity=found,
-        beside_floats=any(_share_a_place(other, one) for other in floats),
-        removed=tuple(str(x) for x in one.parameters if x in removed),
-    )
-    return dataclasses.replace(one, record=record)
 
 
 def _names(weights: Sequence[Weight]) -> dict[tuple[int, int], str]:

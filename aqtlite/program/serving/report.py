@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from absl import logging
 
 from aqtlite.lowering import int4_products
-from aqtlite.program.serving.model import Parameter, StoredWeight
+from aqtlite.program.serving.frozen_record import FrozenEntry
+from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan
 from aqtlite.qtensor import codes
 from aqtlite.qtensor.qtensor import QTensor
@@ -127,12 +128,12 @@ def _outcome(parameter: ParameterReport) -> str:
     return f"in float: {parameter.why}"
 
 
-def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
+def report_of(plan: Plan, stored: Sequence[FrozenEntry]) -> ConversionReport:
     """Sums up a conversion.
 
     Args:
         plan: the plan of the conversion.
-        stored: the stored weights of the plan, or their shapes.
+        stored: the frozen weights of the plan, or their shapes.
     """
     frozen_bytes: dict[Parameter, int] = {}
     frozen_beside: set[Parameter] = set()
@@ -193,7 +194,7 @@ _FAST_BLOCK = 128
 less, only the kernel does: multiples of `int4_products.BLOCK` without zero points."""
 
 
-def _slow_on(weight: StoredWeight) -> str:
+def _slow_on(weight: FrozenEntry) -> str:
     """Where a frozen weight is served slower than float32; empty for nowhere known."""
     for q in weight.values.values():
         if isinstance(q, QTensor) and q.qvalue.dtype == jnp.int4:

@@ -7,35 +7,23 @@ cannot be frozen are returned with the reason.
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
-from jax.extend import core
 
-from aqtlite.jaxpr import analysis, slicing
+from aqtlite.jaxpr import analysis
 from aqtlite.program import unsummed
-from aqtlite.program.serving import identity
 from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
 from aqtlite.program.serving.framework import Model
-from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord, Operand
+from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.program.serving.model import (
     Buffer,
-    CallTrace,
     Discovery,
     FoundOperand,
     Leaf,
     Parameter,
 )
-from aqtlite.program.serving.placeholder import Placeholder
-
-
-class Refusal(NamedTuple):
-    """The reason why an operand is not frozen."""
-
-    why: str
-    is_expected: bool = False
-    """Whether it is no candidate, such as an activation, or stays float on request."""
+from aqtlite.program.serving.weight import Refusal, Weight
 
 
 def check_some(discoveries: Sequence[Discovery]) -> None:
@@ -90,8 +78,8 @@ def _made_of_weights(
 ) -> set[OperandKey]:
     """Returns weights that may be the result of an injected contraction of weights.
 
-    Serving knows what is made of parameters by evaluating it with placeholders, which
-    contractions are not.
+    A function in a layer knows what is made of parameters by values that stand for
+    them, and a contraction has none to give.
     """
     found = set()
     for rhs in chosen:
@@ -161,96 +149,6 @@ def _refusal_of(one: FoundOperand) -> Refusal | None:
     if not one.is_required and any(shape[axis] == 1 for axis in may_be_batch):
         return Refusal("it has an axis of size one, which may be a batch")
     return None
-
-
-Member = tuple[int, OperandKey]
-"""Index of a call, and the key of an operand in it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Weight:
-    """A weight in the trace of one call; planned, also those that serve as it does."""
-
-    index: tuple[int, int]
-    """Index of the call, and of the weight in that call."""
-
-    trace: CallTrace = dataclasses.field(repr=False)
-    found: FoundOperand
-    shape: tuple[int, ...]
-    """Shape including axes stacked by transformations."""
-
-    parameters: tuple[Parameter, ...]
-    """Parameters that it is made of, sorted."""
-
-    inputs: tuple[Parameter | Buffer, ...]
-    """What its quantization reads: `parameters` and those of a learned calibration,
-    sorted, and then other variables, sorted."""
-
-    made: WeightOutputs
-    """Indices of outputs of the trace."""
-
-    record: FrozenRecord
-    """What serving finds it by: its identity and what is beside it, once planned."""
-
-    members: tuple[Member, ...]
-    """Operands, of any call, that it serves: itself, and those like it once planned."""
-
-    name: str = ""
-    """Name among the weights of its module; empty while they are planned."""
-
-    @property
-    def key(self) -> OperandKey:
-        """Key of the operand in its call."""
-        return self.found.key
-
-    @property
-    def member(self) -> Member:
-        """Key of the operand among those of all calls."""
-        return self.index[0], self.key
-
-    @property
-    def operand(self) -> Operand:
-        """The operand as the contraction sees it."""
-        return self.found.operand
-
-    @property
-    def module(self) -> tuple[str, ...]:
-        """Path of the module that contracts it."""
-        return self.key.path
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """Path of its `QTensor` in the collection "aqt"."""
-        return (*self.module, self.name, self.record.operand.side)
-
-    @property
-    def outputs(self) -> dict[str, Any]:
-        """Outputs of its trace to store, by key of the entry."""
-        side: str = self.record.operand.side
-        outputs = {side: self.made.qtensor}
-        if self.record.identity is None:
-            outputs[IDENTITY] = self.made.values
-        return outputs
-
-    @property
-    def compared(self) -> tuple[Parameter, ...]:
-        """Parameters that stay in float beside a weight with a string identity.
-
-        Samples of them are stored as its `IDENTITY`; serving compares them to detect
-        that the parameters have changed.
-        """
-        removed = self.record.removed
-        if not isinstance(self.record.identity, str) or removed is None:
-            return ()
-        return tuple(one for one in self.parameters if str(one) not in removed)
-
-    def made_like(self, other: "Weight") -> bool:
-        """Whether both are made of the same parameters and states in the same way."""
-        return (
-            self.found.identity is not None
-            and self.found.identity == other.found.identity
-            and (self.inputs, self.shape) == (other.inputs, other.shape)
-        )
 
 
 def with_all_moments(
@@ -346,44 +244,3 @@ def _paths_of(
 def _sorted(inputs: Iterable[Parameter | Buffer], kind: type[Leaf]) -> list[Leaf]:
     """Returns the parameters, or the buffers, in ascending order."""
     return sorted(one for one in inputs if isinstance(one, kind))
-
-
-def fingerprints(
-    model: Model,
-    call: int,
-    keys: Collection[OperandKey],
-    frozen: Mapping[Parameter, Placeholder],
-) -> list[identity.Fingerprint | None]:
-    """Evaluates the fingerprints that operands will have at serving time.
-
-    Args:
-        model: the model.
-        call: index of the call.
-        keys: keys of weights of injected contractions.
-        frozen: placeholders of the frozen parameters.
-
-    Returns:
-        For each weight, in the order of `record_weights`, its fingerprint; None if that
-        depends on values that stay in float, or as in `identity.from_values`.
-    """
-
-    trace = model.record_fingerprints(call, keys, frozen)
-    depends = analysis.output_dependencies(trace.jaxpr)
-    stored = [one.arrays for one in trace.stored]
-    fixed = {
-        i: outputs
-        for i, outputs in enumerate(stored)
-        if not any(depends[output] for output in outputs)
-    }
-    evaluated = slicing.slice_outputs(trace.jaxpr, fixed)
-    # Compiled as a whole: evaluated eagerly, each equation would be a program.
-    with jax.disable_jit(False), jax.debug_nans(False):
-        program = jax.jit(core.jaxpr_as_fun(evaluated.jaxpr)).lower().compile()
-        with jax.ensure_compile_time_eval():
-            values = evaluated.unflatten(program())
-        return [
-            identity.from_values([np.asarray(value) for value in values[i]])
-            if i in values
-            else None
-            for i in range(len(stored))
-        ]

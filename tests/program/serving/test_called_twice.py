@@ -90,10 +90,11 @@ def loss_of(out):
 
 class LinenTwice(nn.Module):
     dot_general: Any = None
+    layer: Any = nn.Dense
 
     @nn.compact
     def __call__(self, x):
-        layer = nn.Dense(SIZE, dot_general=self.dot_general, name="layer")
+        layer = self.layer(SIZE, dot_general=self.dot_general, name="layer")
         return layer(between(layer(x)))
 
 
@@ -257,6 +258,25 @@ def test_served_equals_trained(case):
     if not shares and len(outcome.weights) == 2 and "static" not in name:
         one, other = (np.asarray(x.dequant()) for x in outcome.weights)
         assert (one != other).any()
+
+
+@pytest.mark.parametrize("lift", mostly_slow([nn.remat, nn.jit], nn.remat))
+def test_calls_that_flax_hides_share_their_state(lift):
+    def twice(cfg, layer):
+        return LinenTwice(AqtDotGeneral(cfg), layer)
+
+    with pytest.raises(ValueError, match="makes two contractions of the same axes"):
+        init(twice(CONFIGS["smoothquant"], nn.Dense), X)
+    outcome = linen(twice(CONFIGS["smoothquant"], lift(nn.Dense)))
+    np.testing.assert_array_equal(outcome.served, outcome.trained)
+    assert len(outcome.weights) == 1
+
+    # Statistics of gradients would be added up, which the next step finds.
+    model = twice(CONFIGS["fp8_delayed"], lift(nn.Dense))
+    variables = init(model, X)
+    gradients = jax.jit(jax.grad(lambda variables: loss_of(model.apply(variables, X))))
+    after = {**variables, OF_GRADIENTS: gradients(variables)[OF_GRADIENTS]}
+    assert not jnp.isfinite(gradients(after)[PARAMETERS]["layer"]["kernel"]).any()
 
 
 def test_each_call_has_its_static_range():

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 from aqtlite.flax import AqtDotGeneral, FrozenKernel, QuantMode, convert
-from aqtlite.program.serving import identity
+from aqtlite.flax.linen.bare import fingerprints
 from aqtlite.program.serving.placeholder import sliced_axes
 from tests.flax import models
 from tests.flax.support import DG, INT8, X, init
@@ -60,7 +60,7 @@ def test_transposed_placeholders_differ(shape):
     for order in itertools.permutations(range(len(shape))):
         turned = value.transpose(order)
         if turned.shape == shape:
-            seen.add(identity.from_values(identity.fingerprint(turned)))
+            seen.add(fingerprints.from_values(fingerprints.fingerprint(turned)))
     sizes = [shape.count(size) for size in set(shape)]
     assert len(seen) == math.prod(math.factorial(count) for count in sizes)
 
@@ -74,7 +74,9 @@ def test_slices_of_a_placeholder_differ():
         (8, 24), np.dtype("float32"), 7, sliced_axes((8, 24), [(8, 8)])
     ).unbox()
     for parts in (stack, joined.reshape(8, 3, 8).swapaxes(0, 1)):
-        found = [identity.from_values(identity.fingerprint(part)) for part in parts]
+        found = [
+            fingerprints.from_values(fingerprints.fingerprint(part)) for part in parts
+        ]
         assert None not in found and len(set(found)) == 3
 
 

@@ -1,12 +1,12 @@
-"""Lookup of frozen weights at serving time.
+"""Lookup of frozen weights by a bare call.
 
-A frozen weight is found by the identity of the operand, never by the order of calls.
+A frozen weight is found by the fingerprint of the operand, never by the order of calls.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,62 +14,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import config
-from aqtlite.program.serving import guards, identity
+from aqtlite.flax.linen.bare import fingerprints, placeholder_values
+from aqtlite.flax.linen.bare.module_variables import ModuleVariables
+from aqtlite.program.serving import guards
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.frozen_record import (
     IDENTITY,
     FrozenEntry,
-    FrozenRecord,
     Operand,
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
-
-
-@dataclasses.dataclass(frozen=True)
-class ModuleVariables:
-    """The variables of the module that makes a call."""
-
-    path: tuple[str, ...]
-
-    params: Mapping[str, Any]
-    """The module's own parameters: floats, or `Placeholder`s if frozen."""
-
-    frozen: Sequence[FrozenEntry]
-
-    find: Callable[[str], Any]
-    """Returns a parameter of any module by its path from the root, joined by slashes;
-    None if the calling module does not see it."""
-
-    records: Callable[[], Iterable[tuple[tuple[str, ...], FrozenRecord]]]
-    """Returns the records of all modules' weights, each with its module's path."""
-
-    def __str__(self) -> str:
-        return "/".join(self.path) or "the root module"
-
-    def name(self, name: str) -> str:
-        """Returns the path of one of the module's parameters or frozen weights."""
-        return "/".join((*self.path, name))
-
-    def frozen_of_size(self, size: int) -> dict[str, Placeholder]:
-        """Returns the frozen parameters with `size` elements, by path."""
-        return {
-            self.name(name): value
-            for name, value in self.params.items()
-            if isinstance(value, Placeholder) and math.prod(value.shape) == size
-        }
-
-    def frozen_parameter(self, x: Any) -> str | None:
-        """Returns the path of a frozen parameter with the operand's size, or None."""
-        return next(iter(self.frozen_of_size(x.size)), None)
-
-    def has_float_parameter(self, size: int) -> bool:
-        """Whether there is a float parameter with at least `size` elements."""
-        return any(
-            getattr(value, "size", 0) >= size
-            for value in self.params.values()
-            if not isinstance(value, Placeholder)
-        )
 
 
 class Either(NamedTuple):
@@ -204,7 +159,7 @@ def _beside_floats(module: ModuleVariables, weight: FrozenEntry, x: jax.Array) -
     No other operand of the module is like it.
     """
     name, frozen = module.name(weight.name), weight.values[weight.record.operand.side]
-    is_same = identity.matches_values(lax.stop_gradient(x), weight.values[IDENTITY])
+    is_same = fingerprints.matches_values(lax.stop_gradient(x), weight.values[IDENTITY])
     found = guards.unless_stale(name, frozen, is_same, guards.LINEN)
     is_traced = isinstance(x, jax.core.Tracer)
     return guards.without_gradient(name, found, x) if is_traced else found
@@ -237,7 +192,10 @@ def _is_made_of_frozen(
     if candidates:
         return bool(found)
     of_size = module.frozen_of_size(x.size).values()
-    return any(found >= jnp.isnan(value.values()).sum() for value in of_size)
+    return any(
+        found >= jnp.isnan(placeholder_values.values_of(value)).sum()
+        for value in of_size
+    )
 
 
 def _traced(
@@ -258,7 +216,9 @@ def _traced(
     is_frozen = functools.reduce(jnp.logical_or, found)
     if _may_be_float(module, candidates, operand):
         # A float keeps its gradient; with NaN in its fingerprint it is a placeholder.
-        return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
+        return Either(
+            is_frozen, frozen, jnp.where(fingerprints.has_nan(fixed), jnp.nan, x)
+        )
     scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
     frozen = dataclasses.replace(frozen, scale=scale)
     names = ", ".join(module.name(weight.name) for weight in candidates)
@@ -287,4 +247,4 @@ def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
     found = weight.record.identity
     if not isinstance(found, tuple):
         return jnp.bool_(False)  # A string: from a contraction quantized by a rule.
-    return identity.matches(x, found)
+    return fingerprints.matches(x, found)
