@@ -88,7 +88,8 @@ class _OnTarget(TargetDependent):
     def lowered(self, target, *arrays):
         if target.platform != "cpu":
             return self.reference(*arrays)
-        sums = self.kind.on_cpu(*self._of(*arrays), target)
+        contraction, lhs, rhs = self._of(*arrays)
+        sums = self.kind.on_cpu(contraction, lhs, rhs, target)
         return sums.astype(self.kind.accumulator or jnp.float32)
 
     def _of(self, lhs, rhs, *leaves):
