@@ -165,16 +165,17 @@ class _SumOfTiles(TargetDependent):
         *lhs_rest, products = lhs.shape
         *rhs_rest, _ = rhs.shape
         x, weights = lhs.reshape(-1, products), rhs.reshape(-1, products)
-        rows = x.shape[0]
         scales = jnp.broadcast_to(rhs_scale, (*rhs_rest, tiles)).reshape(-1, tiles)
         if jnp.issubdtype(x.dtype, jnp.floating):
-            x, factors = int4_products.digits_of_tiles(x, tiles, self.how.out_dtype)
-        elif lhs_scale is None:
-            factors = jnp.ones((rows, tiles), jnp.float32)
+            out = int4_products.scaled_sums_of_floats(
+                x, weights, scales, self.how.out_dtype
+            )
         else:
-            factors = jnp.broadcast_to(lhs_scale, (*lhs_rest, tiles))
-            factors = factors.reshape(rows, tiles)
-        out = int4_products.scaled_sums(x.astype(jnp.int8), weights, factors, scales)
+            factors = jnp.float32(1) if lhs_scale is None else lhs_scale
+            factors = jnp.broadcast_to(factors, (*lhs_rest, tiles)).reshape(-1, tiles)
+            out = int4_products.scaled_sums(
+                x.astype(jnp.int8), weights, factors, scales
+            )
         out = out.reshape(*lhs_rest, *rhs_rest)
         return out if operation.order is None else out.transpose(operation.order)
 

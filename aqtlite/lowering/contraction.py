@@ -179,6 +179,23 @@ class Contraction(abc.ABC):
         """Contracts digits of floats with integers, in blocks if sums are many."""
         return contract(self, lhs, rhs)
 
+    def sums_of_floats(
+        self, target: Target, lhs: jax.Array, rhs: jax.Array, out_dtype: np.dtype
+    ) -> jax.Array | None:
+        """Contracts floats with integers by a kernel that has their digits inside.
+
+        Args:
+            target: target of the program, a CPU.
+            lhs: floating or integers.
+            rhs: integers or floating.
+            out_dtype: final dtype of the contraction.
+
+        Returns:
+            float32; None if there is no such kernel.
+        """
+        del target, lhs, rhs, out_dtype
+        return None
+
     @abc.abstractmethod
     def unit_axes(self, side: Side) -> tuple[int, ...]:
         """The axes along which the floats of an operand share a unit of digits."""

@@ -12,12 +12,13 @@ import functools
 import importlib.metadata
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
 from aqtlite import extras
+from aqtlite.lowering import processor
 
 _PACKAGE, _OLDEST = "llvmlite", (0, 50)
 
@@ -91,7 +92,7 @@ def register(name: str, function: "Function") -> None:
     module.verify()
     machine = binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(),
-        features=binding.get_host_cpu_features().flatten(),
+        features=features(binding.get_host_cpu_features()),
         opt=3,
     )
     tuning = binding.create_pipeline_tuning_options(speed_level=2)
@@ -102,6 +103,14 @@ def register(name: str, function: "Function") -> None:
     _ENGINES.append(engine)
     address = ctypes.c_void_p(engine.get_function_address("handle"))
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
+
+
+def features(host: Mapping[str, bool]) -> str:
+    """The features of this processor, without those that XLA is told not to use."""
+    return ",".join(
+        f"{'+' if has_it and processor.is_within_limit(name) else '-'}{name}"
+        for name, has_it in host.items()
+    )
 
 
 _ENGINES: list[Any] = []
@@ -119,8 +128,12 @@ class Function(abc.ABC):
     """Number of words that `prepare` stores."""
 
     @abc.abstractmethod
-    def prepare(self, frame: Any, state: Any) -> tuple[Any, Any]:
-        """Stores pointers and sizes.
+    def memory(self, frame: Any) -> Any:
+        """Returns the number of bytes that `prepare` and `compute` take."""
+
+    @abc.abstractmethod
+    def prepare(self, frame: Any, state: Any, memory: Any) -> tuple[Any, Any]:
+        """Stores pointers and sizes, and prepares the memory that was asked for.
 
         Returns:
             The number of columns, and the work of a column, as a number of products.
@@ -184,6 +197,21 @@ class Function(abc.ABC):
     def least(self, a: Any, b: Any) -> Any:
         a, b = self._as_long(a), self._as_long(b)
         return self.at.select(self.at.icmp_signed("<", a, b), a, b)
+
+    def constant(self, kind: Any, value: float) -> Any:
+        """A vector of equal elements."""
+        return self.ir.Constant(kind, [value] * kind.count)
+
+    def splat(self, value: Any, count: int) -> Any:
+        kind = self.ir.VectorType(value.type, count)
+        empty = self.ir.Constant(kind, self.ir.Undefined)
+        first = self.at.insert_element(empty, value, self.int(0))
+        return self.shuffled(first, [0] * count)
+
+    def shuffled(self, a: Any, order: list[int], b: Any = None) -> Any:
+        """Elements of a vector, or of two, by their positions."""
+        mask = self.ir.Constant(self.ir.VectorType(self.int, len(order)), order)
+        return self.at.shuffle_vector(a, a if b is None else b, mask)
 
     def word(self, state: Any, index: int, kind: Any = None) -> Any:
         return self.load(state, 8 * index, kind or self.long, 8)
@@ -267,8 +295,9 @@ class Function(abc.ABC):
             self.at.ret(self.null)
         at, shared = self.at, self._shared
         size = 8 * (self.words + len(shared))
-        state = self.call("malloc", self.pointer, self.long(size))
-        columns, each = self.prepare(frame, state)
+        asked = self.sum(self.memory(frame), size)
+        state = self.call("malloc", self.pointer, asked)
+        columns, each = self.prepare(frame, state, self.offset(state, size))
         api = self.load(frame, _API, self.pointer)
         context = self.load(frame, _CONTEXT, self.pointer)
         threads = self.array(self.long, 1)

@@ -24,7 +24,7 @@ LARGEST_OF_TWO = 2**15 - 2**7 - 1
 LARGEST_OF_THREE = 2**23 - 2**15 - 2**7 - 1
 """The largest magnitude of three digits."""
 
-_BITS = 8
+BITS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +106,9 @@ def of_integers(x: jax.Array, count: int) -> jax.Array:
     x = x.astype(jnp.int32)
     digits = []
     for _ in range(count - 1):
-        low = (x << (32 - _BITS)) >> (32 - _BITS)
+        low = (x << (32 - BITS)) >> (32 - BITS)
         digits.append(low)
-        x = (x - low) >> _BITS
+        x = (x - low) >> BITS
     return jnp.stack([*digits, x]).astype(jnp.int8)
 
 
@@ -139,7 +139,7 @@ def of_floats(
     x = exact.float32(x)
     bound = reduction.largest_magnitude(x, axes)
     # The top digit has a sign, six bits, and room for a carry.
-    fraction_bits = _BITS * count - 2
+    fraction_bits = BITS * count - 2
     # The exponents of the power of two at or above the bound, and of the unit, which
     # is a normal number with a normal reciprocal.
     bits = lax.bitcast_convert_type(bound, jnp.int32)
@@ -160,5 +160,5 @@ def combine(sums: Sequence[jax.Array]) -> jax.Array:
     """
     total = sums[-1]
     for part in reversed(sums[:-1]):
-        total = total * np.asarray(1 << _BITS, total.dtype) + part
+        total = total * np.asarray(1 << BITS, total.dtype) + part
     return total

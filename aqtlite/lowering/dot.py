@@ -196,6 +196,13 @@ class Dot(Contraction):
         out = lax.fori_loop(0, blocks, insert, start).reshape(shape)
         return out if self.order is None else out.transpose(self.order)
 
+    def sums_of_floats(self, target, lhs, rhs, out_dtype):
+        is_fast = self.out_sharding is None and int4_products.is_available(target)
+        if not is_fast or not int4_products.has_fast_sums(lhs, rhs, self.dims):
+            return None
+        out = int4_products.sums_of_floats(lhs, rhs, self.dims, out_dtype)
+        return out if self.order is None else out.transpose(self.order)
+
     def unit_axes(self, side):
         return self.dims[0][0 if side == "lhs" else 1]
 

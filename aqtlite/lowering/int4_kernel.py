@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aqtlite.lowering import custom_call
-
-BLOCK = 32
-"""Number of products that are summed before the sums are widened."""
+from aqtlite.lowering.int4_rows import BLOCK, Memory, Rows, Sizes, products
 
 LANES = 8
 """Number of rows of weights in a vector, and so of columns of the result."""
@@ -21,9 +19,6 @@ _ROWS = 16
 """Number of rows whose sums are kept beside the weights that are widened once."""
 
 _ALIGN = 4 * LANES
-
-_WEIGHTS, _X, _OFFSETS, _FACTORS, _SCALES, _OUT = range(6)
-_NUMBER_OF_ROWS, _COLUMNS, _TILES, _BLOCKS = range(6, 10)
 
 _Sum = Callable[[Any], Any]
 
@@ -42,16 +37,18 @@ class Kernel:
     is_single: bool
     """Whether a tile is a single block."""
 
+    has_dots: bool
+    """Whether the processor multiplies uint8 by int8 and adds four products (VNNI)."""
+
 
 @functools.cache
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
-    Its arguments are the weights, int4 ``(columns, products)``; the other operand, int8
-    ``(tiles, blocks, rows, digits, BLOCK)``, with the even ones of each eight elements
-    before the odd ones; -8 times its sums, int32 ``(tiles, rows, digits)``; and where
-    sums are scaled, factors of the rows, float32 ``(tiles, rows)``, and the scales of
-    the weights, float32 ``(columns, tiles)``.
+    Its arguments are the weights, int4 ``(columns, products)``; the other operand,
+    ``(rows, products)``, int8, or float32 where there are several digits; and where
+    sums are scaled, factors of the rows, float32 ``(rows, tiles)``, if they are of
+    int8, and the scales of the weights, float32 ``(columns, tiles)``.
     """
     parts = map(int, dataclasses.astuple(kernel))
     name = "_".join(["aqtlite_int4", *map(str, parts)])
@@ -68,26 +65,46 @@ class Int4Function(custom_call.Function):
         self.kernel = kernel
         super().__init__()
 
-    def prepare(self, frame, state):
-        count = 5 if self.kernel.is_scaled else 3
-        for i in range(count):
-            self.store(self.data(self.argument(frame, i)), state, 8 * i)
-        out, x = self.result(frame), self.argument(frame, _X)
-        self.store(self.data(out), state, 8 * _OUT)
-        rows, columns = (self.size(out, axis) for axis in (0, 1))
-        tiles, blocks = (self.size(x, axis) for axis in (0, 1))
-        for i, value in enumerate((rows, columns, tiles, blocks)):
-            self.store(value, state, 8 * (_NUMBER_OF_ROWS + i))
+    def memory(self, frame):
+        rows = Rows(self, self.kernel.digits, self.kernel.has_dots)
+        return self.sum(*rows.bytes_of(self._sizes(frame)))
+
+    def prepare(self, frame, state, memory):
+        kernel, sizes = self.kernel, self._sizes(frame)
+        weights, x = (self.data(self.argument(frame, i)) for i in range(2))
+        out = self.result(frame)
+        rows = Rows(self, kernel.digits, kernel.has_dots)
+        of_values, of_offsets, _ = rows.bytes_of(sizes)
+        offsets = self.offset(memory, of_values)
+        units = self.offset(offsets, of_offsets)
+        rows.lay_out(x, Memory(memory, offsets, units), sizes)
+        scales = factors = self.null
+        if kernel.is_scaled:
+            is_float = kernel.digits > 1
+            factors = units if is_float else self.data(self.argument(frame, 2))
+            scales = self.data(self.argument(frame, 2 if is_float else 3))
+        columns = self.size(out, 1)
+        words = (weights, memory, offsets, factors, scales, self.data(out))
+        sizes_of = (sizes.rows, columns, sizes.tiles, sizes.blocks)
+        for i, value in enumerate((*words, *sizes_of)):
+            self.store(value, state, 8 * i, 8)
         # Reading a weight takes about as long as some products.
-        lines = self.sum(self.times(rows, self.kernel.digits), 2)
-        return columns, self.times(tiles, blocks, lines, BLOCK)
+        lines = self.sum(self.times(sizes.rows, kernel.digits), 2)
+        return columns, self.times(sizes.tiles, sizes.blocks, lines, BLOCK)
+
+    def _sizes(self, frame: Any) -> Sizes:
+        rows, count = (self.size(self.argument(frame, 1), axis) for axis in (0, 1))
+        tiles = self.long(1)
+        if self.kernel.is_scaled:
+            scales = self.argument(frame, 2 if self.kernel.digits > 1 else 3)
+            tiles = self.size(scales, 1)
+        return Sizes(rows, tiles, self.at.sdiv(count, self.times(tiles, BLOCK)))
 
     def compute(self, state, start, stop):
         at, digits = self.at, self.kernel.digits
         ir = self.ir
         self.float = ir.FloatType()
         self.bytes = ir.VectorType(self.byte, 4 * LANES)
-        self.halves = ir.VectorType(ir.IntType(16), 2 * LANES)
         self.ints = ir.VectorType(self.int, LANES)
         self.floats = ir.VectorType(self.float, LANES)
         weights, x, offsets, factors, scales, out = (
@@ -119,9 +136,12 @@ class Int4Function(custom_call.Function):
 
                     sum_of = self._sums(sums, read, offset, lines, blocks)
                     if self.kernel.is_scaled:
-                        factor = self.offset(factors, self.times(before, 4))
+                        first = self.sum(self.times(row, tiles), tile)
+                        factor = self.offset(factors, self.times(first, 4))
                         scale = self._scale(scales, column, tile, tiles)
-                        self._accumulate(totals, sum_of, scale, factor, count, tile)
+                        self._accumulate(
+                            totals, sum_of, scale, (factor, tiles), count, tile
+                        )
                 found = totals if self.kernel.is_scaled else sums
                 with self.loop(0, count) as i:
                     place = self.times(self.sum(row, i), columns)
@@ -156,14 +176,7 @@ class Int4Function(custom_call.Function):
         return self._splat(self.load(offsets, self.times(line, 4), self.int, 4))
 
     def _splat(self, value: Any) -> Any:
-        kind = self.ir.VectorType(value.type, LANES)
-        empty = self.ir.Constant(kind, self.ir.Undefined)
-        first = self.at.insert_element(empty, value, self.int(0))
-        return self._shuffled(first, first, [0] * LANES)
-
-    def _shuffled(self, a: Any, b: Any, order: list[int]) -> Any:
-        mask = self.ir.Constant(self.ir.VectorType(self.int, len(order)), order)
-        return self.at.shuffle_vector(a, b, mask)
+        return self.splat(value, LANES)
 
     def _widened(self, weights: Any, row_bytes: Any) -> list[Any]:
         """Reads a block of `LANES` rows of weights.
@@ -177,14 +190,14 @@ class Int4Function(custom_call.Function):
             self.load(weights, self.times(row_bytes, i), quad) for i in range(LANES)
         ]
         # Rows i and i + 4 in one vector, then transposed within both halves.
-        both = [self._shuffled(rows[i], rows[i + 4], list(range(8))) for i in range(4)]
+        both = [self.shuffled(rows[i], list(range(8)), rows[i + 4]) for i in range(4)]
         low, high = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
-        a, b = (self._shuffled(both[0], both[1], order) for order in (low, high))
-        c, d = (self._shuffled(both[2], both[3], order) for order in (low, high))
+        a, b = (self.shuffled(both[0], order, both[1]) for order in (low, high))
+        c, d = (self.shuffled(both[2], order, both[3]) for order in (low, high))
         first, second = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
         columns = [
-            self._shuffled(*pair, order)
-            for pair in ((a, c), (b, d))
+            self.shuffled(one, order, other)
+            for one, other in ((a, c), (b, d))
             for order in (first, second)
         ]
         signs, mask, four = (
@@ -207,14 +220,7 @@ class Int4Function(custom_call.Function):
             for i in range(len(wide))
         ]
         pairs = list(zip(wide, others, strict=True))
-        # Two products are at most 2 * 15 * 128, and eight times that fits 16 bits.
-        parts = [
-            self.call("llvm.x86.avx2.pmadd.ub.sw", self.halves, a, b) for a, b in pairs
-        ]
-        part = functools.reduce(self.at.add, parts)
-        ones = self.ir.Constant(self.halves, [1] * (2 * LANES))
-        widened = self.call("llvm.x86.avx2.pmadd.wd", self.ints, part, ones)
-        return self.at.add(total, widened)
+        return products(self, self.kernel.has_dots, total, pairs)
 
     def _scale(self, scales: Any, column: Any, tile: Any, tiles: Any) -> Any:
         """The scales of a tile of `LANES` rows of weights."""
@@ -226,7 +232,13 @@ class Int4Function(custom_call.Function):
         return out
 
     def _accumulate(
-        self, totals: Any, sum_of: _Sum, scale: Any, factors: Any, count: Any, tile: Any
+        self,
+        totals: Any,
+        sum_of: _Sum,
+        scale: Any,
+        factors: tuple[Any, Any],
+        count: Any,
+        tile: Any,
     ) -> None:
         """Scales the sums of a tile, and adds them to the totals in float32.
 
@@ -243,7 +255,9 @@ class Int4Function(custom_call.Function):
             total, base = parts[-1], self.ir.Constant(self.floats, [256.0] * LANES)
             for part in reversed(parts[:-1]):
                 total = at.fadd(at.fmul(total, base), part)
-            factor = self.load(factors, self.times(row, 4), self.float, 4)
+            pointer, stride = factors
+            place = self.times(row, stride, 4)
+            factor = self.load(pointer, place, self.float, 4)
             ordered = scale, self._splat(factor)
             for one in ordered if digits == 1 else reversed(ordered):
                 total = at.fmul(total, one)

@@ -7,14 +7,22 @@ equal bit for bit. Without the kernel, `pairs` and loops over tiles compute them
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from aqtlite.lowering import custom_call, digits, int4_kernel, pairs, processor
-from aqtlite.lowering.int4_kernel import BLOCK, LANES, Kernel
+from aqtlite.lowering import (
+    custom_call,
+    digits,
+    exact,
+    int4_kernel,
+    pairs,
+    processor,
+)
+from aqtlite.lowering.int4_kernel import LANES, Kernel
+from aqtlite.lowering.int4_rows import BLOCK
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
@@ -24,8 +32,6 @@ _ROWS = 512
 
 # Sums of more products might leave int32.
 _PRODUCTS = 2**20
-
-_RAISED_BY = np.int32(8)
 
 _Typed = jax.Array | jax.ShapeDtypeStruct
 
@@ -56,12 +62,7 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
 
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if `sums` takes operands, and less time than products of int8.
-
-    These are faster where the processor adds four products at once (VNNI).
-    """
-    if processor.adds_products_of_bytes():
-        return False
+    """Returns True if `sums` takes operands, and less time than products of int8."""
     return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
 
 
@@ -74,8 +75,25 @@ def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array
 
 def of_matrices(x: jax.Array, weights: jax.Array) -> jax.Array:
     """Contracts rows of integers with rows of weights, int4 or `pairs.as_bytes`."""
-    kernel = Kernel(1, is_scaled=False, is_single=False)
-    return _call(kernel, x.astype(jnp.int8)[None], weights, 1)
+    kernel = Kernel(1, False, False, processor.adds_products_of_bytes())
+    return _call(kernel, weights, x.astype(jnp.int8))
+
+
+def sums_of_floats(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, out_dtype: np.dtype
+) -> jax.Array:
+    """Contracts floats with int4, both along their last axis, to float32.
+
+    Args:
+        lhs: floating.
+        rhs: int4.
+        dims: dimension numbers, as `takes` takes them.
+        out_dtype: final dtype of the contraction.
+    """
+    x, weights = (one.reshape(-1, one.shape[-1]) for one in (lhs, rhs))
+    scales = jnp.ones((weights.shape[0], 1), jnp.float32)
+    out = scaled_sums_of_floats(x, weights, scales, out_dtype)
+    return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
 
 
 def scaled_sums(
@@ -84,41 +102,65 @@ def scaled_sums(
     """Contracts rows of integers with rows of weights, and adds scaled sums of tiles.
 
     Args:
-        lhs: int8, ``(rows, products)``, or the digits of floats on a leading axis.
+        lhs: int8, ``(rows, products)``.
         rhs: int4, ``(columns, products)``.
-        factors: float32, ``(rows, tiles)``, the scales of integers or the units of
-            digits.
+        factors: float32, ``(rows, tiles)``, the scales of lhs.
         scales: float32, ``(columns, tiles)``.
 
     Returns:
         float32, ``(rows, columns)``.
     """
-    lhs = lhs if lhs.ndim > 2 else lhs[None]
-    return _ScaledSums()(lhs, rhs, factors, scales)
+    return _ScaledSums(1)(rhs, lhs, factors, scales)
+
+
+def scaled_sums_of_floats(
+    lhs: jax.Array, rhs: jax.Array, scales: jax.Array, out_dtype: np.dtype
+) -> jax.Array:
+    """Like `scaled_sums`, for rows of floats, which have a unit for each tile.
+
+    Args:
+        lhs: floating, ``(rows, products)``.
+        rhs: int4, ``(columns, products)``.
+        scales: float32, ``(columns, tiles)``.
+        out_dtype: final dtype of the contraction.
+    """
+    count = digits.count_of_floats(lhs.dtype, out_dtype)
+    return _ScaledSums(count)(rhs, exact.float32(lhs), scales)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ScaledSums(TargetDependent):
     """The scaled sums of tiles, called only where `is_available`."""
 
-    def reference(self, lhs, rhs, factors, scales):
-        tiles = scales.shape[1]
-        left, right = (
-            x.astype(jnp.int32).reshape(*x.shape[:-1], tiles, -1) for x in (lhs, rhs)
-        )
-        sums = jnp.einsum("drtk,ntk->dtrn", left, right).astype(jnp.float32)
-        factors, scales = factors.T[:, :, None], scales.T[:, None]
-        return (digits.combine(list(sums)) * factors * scales).sum(0)
+    digits: int
+    """Number of digits of an element of lhs, of floats if there are several."""
 
-    def lowered(self, target, lhs, rhs, factors, scales):
+    def reference(self, rhs, lhs, *scales):
+        *_, of_columns = scales
+        tiles = of_columns.shape[1]
+        x, weights = (x.reshape(x.shape[0], tiles, -1) for x in (lhs, rhs))
+        if self.digits > 1:
+            values, unit = digits.of_floats(x, (2,), self.digits)
+            factors = unit[..., 0]
+        else:
+            values, factors = x[None], scales[0]
+        values, weights = values.astype(jnp.int32), weights.astype(jnp.int32)
+        sums = jnp.einsum("drtk,ntk->dtrn", values, weights).astype(jnp.float32)
+        total = digits.combine(list(sums))
+        return (total * factors.T[:, :, None] * of_columns.T[:, None]).sum(0)
+
+    def lowered(self, target, rhs, lhs, *scales):
         del target
-        count, _, products = lhs.shape
-        tiles = scales.shape[1]
-        kernel = Kernel(count, True, products == tiles * BLOCK)
-        return _call(kernel, lhs, rhs, tiles, factors.T, scales)
+        kernel = Kernel(
+            self.digits,
+            is_scaled=True,
+            is_single=lhs.shape[1] == scales[-1].shape[1] * BLOCK,
+            has_dots=processor.adds_products_of_bytes(),
+        )
+        return _call(kernel, rhs, lhs, *scales)
 
     def packing(self, known, types):
-        return _Bytes(self) if 1 in known else None
+        return _Bytes(self) if 0 in known else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +168,7 @@ class _Bytes(Packing):
     """The same memory as bytes of two weights: XLA copies int4 one by one, in loops."""
 
     function: _ScaledSums
-    argument = 1
+    argument = 0
 
     @property
     def layout(self):
@@ -136,41 +178,11 @@ class _Bytes(Packing):
         return (pairs.as_bytes(x),)
 
     def run(self, packed, args):
-        (weights,), (lhs, _, factors, scales) = packed, args
-        return self.function.lowered(None, lhs, weights, factors, scales)
+        return self.function.lowered(None, *packed, *args[1:])
 
 
-def digits_of_tiles(
-    x: jax.Array, tiles: int, out_dtype: np.dtype
-) -> tuple[jax.Array, jax.Array]:
-    """Returns digits of floats with a unit for each tile, and units ``(rows, tiles)``.
-
-    Args:
-        x: floats, ``(rows, products)``.
-        tiles: number of tiles.
-        out_dtype: final dtype of the contraction.
-    """
-    rows, products = x.shape
-    cut = x.reshape(rows, tiles, products // tiles)
-    count = digits.count_of_floats(x.dtype, out_dtype)
-    values, unit = digits.of_floats(cut, (2,), count)
-    return values.reshape(count, rows, products), unit[..., 0]
-
-
-def _call(
-    kernel: Kernel, lhs: jax.Array, rhs: jax.Array, tiles: int, *scales: jax.Array
-) -> jax.Array:
-    """Calls a kernel with digits ``(digits, rows, products)`` and weights."""
-    count, rows, products = lhs.shape
-    steps, blocks = products // tiles, products // tiles // BLOCK
-    offsets = lhs.reshape(count, rows, tiles, steps).sum(3, dtype=jnp.int32)
-    offsets = lax.transpose(-_RAISED_BY * offsets, (2, 1, 0))
-    # Of each eight elements the even ones, then the odd ones, as nibbles are widened.
-    x = lhs.reshape(count, rows, tiles, blocks, BLOCK // 8, 4, 2)
-    x = x.transpose(2, 3, 1, 0, 4, 6, 5).reshape(tiles, blocks, rows, count, BLOCK)
+def _call(kernel: Kernel, rhs: jax.Array, lhs: jax.Array, *scales: jax.Array) -> Any:
     dtype = jnp.float32 if kernel.is_scaled else jnp.int32
-    out = jax.ShapeDtypeStruct((rows, rhs.shape[0]), dtype)
+    out = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[0]), dtype)
     name = int4_kernel.registered(kernel)
-    call = jax.ffi.ffi_call(name, out, vmap_method="sequential")
-    result: jax.Array = call(rhs, x, offsets, *scales)
-    return result
+    return jax.ffi.ffi_call(name, out, vmap_method="sequential")(rhs, lhs, *scales)

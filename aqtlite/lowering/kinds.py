@@ -30,7 +30,7 @@ from jax import lax
 from aqtlite.lowering import digits, gpu, long_sums, narrow
 from aqtlite.lowering.contraction import Contraction, DotInput
 from aqtlite.lowering.digits import Digits
-from aqtlite.lowering.target import OnCpu
+from aqtlite.lowering.target import Target, TargetDependent
 
 _LARGEST_SUM = 2**31 - 1
 
@@ -59,9 +59,9 @@ class _SpecialOnCpu(Kind):
 
     @abc.abstractmethod
     def on_cpu(
-        self, contraction: Contraction, lhs: DotInput, rhs: DotInput, is_whole: bool
+        self, contraction: Contraction, lhs: DotInput, rhs: DotInput, target: Target
     ) -> jax.Array:
-        """The form for CPUs; `is_whole` if each device sees whole arrays."""
+        """The form for CPUs."""
 
     def __call__(self, contraction, lhs, rhs):
         leaves, structure = jax.tree.flatten(contraction)
@@ -70,7 +70,7 @@ class _SpecialOnCpu(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class _OnTarget(OnCpu):
+class _OnTarget(TargetDependent):
     """A kind of dot of one contraction."""
 
     is_composite = True
@@ -85,9 +85,11 @@ class _OnTarget(OnCpu):
     def reference(self, *arrays):
         return self.kind.elsewhere(*self._of(*arrays))
 
-    def on_cpu(self, is_whole, *arrays):
+    def lowered(self, target, *arrays):
+        if target.platform != "cpu":
+            return self.reference(*arrays)
         contraction, lhs, rhs = self._of(*arrays)
-        sums = self.kind.on_cpu(contraction, lhs, rhs, is_whole)
+        sums = self.kind.on_cpu(contraction, lhs, rhs, target)
         return sums.astype(self.kind.accumulator or jnp.float32)
 
     def _of(self, lhs, rhs, *leaves):
@@ -148,7 +150,7 @@ class IntegersInFloat(_SpecialOnCpu):
         kind = Floats(None, self.accumulator)
         return _as_floats(kind, contraction, lhs, rhs, self.in_dtype)
 
-    def on_cpu(self, contraction, lhs, rhs, is_whole):
+    def on_cpu(self, contraction, lhs, rhs, target):
         return Integers()(contraction, lhs, rhs).astype(jnp.float32)
 
 
@@ -176,14 +178,19 @@ class Mixed(_SpecialOnCpu):
         kind = Floats(self.precision, self.accumulator)
         return _as_floats(kind, contraction, lhs, rhs, floats.dtype)
 
-    def on_cpu(self, contraction, lhs, rhs, is_whole):
+    def on_cpu(self, contraction, lhs, rhs, target):
+        sums = contraction.sums_of_floats(
+            target, lhs.values, rhs.values, self.out_dtype
+        )
+        if sums is not None:
+            return sums
         left, right = (
             Digits.of_floats(x.values, contraction.unit_axes(side), self.out_dtype)
             if _is_float(x)
             else Digits.of_integers(x.values, x.largest)
             for side, x in (("lhs", lhs), ("rhs", rhs))
         )
-        if is_whole:
+        if target.partitions == 1:
             sums = contraction.by_blocks(_sums, left, right)
         else:
             sums = _sums(contraction, left, right)
@@ -205,10 +212,11 @@ class Narrow(_SpecialOnCpu):
     def elsewhere(self, contraction, lhs, rhs):
         return contraction.narrow(lhs.values, rhs.values, self.accumulator)
 
-    def on_cpu(self, contraction, lhs, rhs, is_whole):
+    def on_cpu(self, contraction, lhs, rhs, target):
         largest = lhs.largest, rhs.largest
         units = narrow.units_of_integers((lhs.unit, rhs.unit), largest)
         if units is None:
+            is_whole = target.partitions == 1
             return contraction.narrow_on_cpu(lhs.values, rhs.values, is_whole)
         left, right = (
             DotInput(narrow.in_units(x.values, unit), None, x.largest)

@@ -112,6 +112,16 @@ def gpu_scales_blocks() -> bool:
     return int(str(capability).partition(".")[0]) >= _BLACKWELL
 
 
+def is_within_limit(feature: str) -> bool:
+    """Returns True if XLA:CPU may use a feature, as LLVM names it ("avx512vnni")."""
+    return not feature.startswith(tuple(name.replace("_", "") for name in _beyond()))
+
+
+def _beyond() -> tuple[str, ...]:
+    limit = re.search(r"--xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
+    return _BEYOND.get(limit[1].upper(), ()) if limit else ()
+
+
 def _flags(cpuinfo: pathlib.Path) -> set[str]:
     """The flags of a file like Linux's ``/proc/cpuinfo`` that XLA:CPU may use.
 
@@ -119,8 +129,7 @@ def _flags(cpuinfo: pathlib.Path) -> set[str]:
     """
     if not cpuinfo.exists():
         return set()
-    limit = re.search(r"--xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
-    beyond = _BEYOND.get(limit[1].upper(), ()) if limit else ()
+    beyond = _beyond()
     return {
         flag
         for line in cpuinfo.read_text().splitlines()

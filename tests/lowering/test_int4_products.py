@@ -45,7 +45,12 @@ def test_it_runs_wherever_llvm_and_avx2_are():
         pytest.param(64, 1040, id="columns that threads divide"),
     ],
 )
-def test_sums_are_exact_at_the_largest_magnitudes(rows, columns):
+@pytest.mark.parametrize("has_dots", [False, True])
+def test_sums_are_exact_at_the_largest_magnitudes(rows, columns, has_dots, monkeypatch):
+    """By the instructions of AVX2 and of VNNI."""
+    if has_dots and not processor.adds_products_of_bytes():
+        return
+    monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: has_dots)
     x, w = integers((rows, 512), 128), integers((columns, 512), 8, seed=1)
     x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-8], [7]]
     sums = jax.jit(lambda x, w: int4_products.sums(x, w.astype(jnp.int4), LAST_AXES))
@@ -55,9 +60,8 @@ def test_sums_are_exact_at_the_largest_magnitudes(rows, columns):
         np.testing.assert_array_equal(sums(x, w), x.astype(int) @ w.T.astype(int))
 
 
-def test_served_equals_trained_with_and_without(without_kernel, monkeypatch):
+def test_served_equals_trained_with_and_without(without_kernel):
     """Layers of three axes and an odd number of columns, with a nonlinearity."""
-    monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: False)
     cfgs = {
         "weight_only": config.weight_only(4),
         "weight_only_32": in_blocks(config.weight_only(4), 32),
@@ -84,7 +88,8 @@ def test_served_equals_trained_with_and_without(without_kernel, monkeypatch):
     program = aqtlite.compile_serving(serve, serving, x)
     kernel = [jax.jit(function)(weights, x), call(serving, x), program(x)]
     dtypes = [x.dtype for x in jax.tree.leaves(program.compiled.in_avals)]
-    assert dtypes.count(jnp.uint8) == 4  # blocks, packed in any case
+    # Blocks are packed in any case.
+    assert dtypes.count(jnp.uint8) == (5 if int4_products.runs_here() else 4)
     calls = call.lower(serving, x).as_text().count(NAME)
     assert calls == (len(cfgs) if int4_products.runs_here() else 0)
     without_kernel()
@@ -159,3 +164,12 @@ def test_an_unknown_interface_or_no_package_leaves_the_forms_of_xla(monkeypatch)
     assert not custom_call.is_available.__wrapped__()
     monkeypatch.setattr(extras, "is_installed", lambda name: False)
     assert not custom_call.is_available.__wrapped__()
+
+
+def test_llvm_takes_the_instructions_that_xla_may_use(monkeypatch):
+    host = {"avx2": True, "avx512vnni": True, "avx512f": True, "amx-int8": False}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
+    features = custom_call.features(host)
+    assert features == "+avx2,-avx512vnni,-avx512f,-amx-int8"
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert custom_call.features(host) == "+avx2,+avx512vnni,+avx512f,-amx-int8"

@@ -12,7 +12,7 @@ import aqtlite
 import aqtlite.flax.nnx
 from aqtlite import Rule, config
 from aqtlite.flax import quantize_model
-from aqtlite.lowering import int4_products, processor
+from aqtlite.lowering import int4_products
 from aqtlite.program import contracted_in
 from tests.common import MATMUL
 
@@ -50,8 +50,6 @@ def test_ranges_from_a_state(cfg):
 def test_int4_weights_are_read_in_pairs_or_by_a_kernel_on_cpus(may_call, monkeypatch):
     has_kernel = may_call and int4_products.runs_here()
     monkeypatch.setattr(int4_products, "runs_here", lambda: has_kernel)
-    # Where it does, XLA's products of int8 are faster with a scale per channel.
-    monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: False)
     w, x = jnp.ones((512, 512)), jnp.ones((2, 512))
     text = {
         platform: aqtlite.plan(
