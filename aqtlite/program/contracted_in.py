@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from aqtlite import calibration, config
+from aqtlite.lowering import processor
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.quantization.statistics import States
@@ -140,8 +141,13 @@ def _contracted_in(one: PlannedContraction, platform: str) -> str:
         for name, (function, args) in programs.items()
     }
     if len(set(found.values())) == 1:
-        return found["fwd"]
-    return "; ".join(f"{name} {text}" for name, text in found.items())
+        text = found["fwd"]
+    else:
+        text = "; ".join(f"{name} {one}" for name, one in found.items())
+    has_integers = "int8" in found["dlhs"] or "int8" in found["drhs"]
+    if platform == "cpu" and has_integers and processor.has_slow_dots_of_bytes():
+        text += "; gradients in float32's time, without VNNI"
+    return text
 
 
 def _contract(

@@ -12,7 +12,7 @@ import aqtlite
 import aqtlite.flax.nnx
 from aqtlite import Rule, config
 from aqtlite.flax import quantize_model
-from aqtlite.lowering import int4_products
+from aqtlite.lowering import int4_products, processor
 from aqtlite.program import contracted_in
 from tests.common import MATMUL
 
@@ -46,6 +46,15 @@ def test_ranges_from_a_state(cfg):
     assert dtypes(cfg, "cuda") == "cuda: int8 x int8"
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_training_does_not_gain_is_said(is_slow, monkeypatch):
+    monkeypatch.setattr(processor, "has_slow_dots_of_bytes", lambda: is_slow)
+    said = "; gradients in float32's time, without VNNI"
+    assert dtypes(config.fully_quantized(), "cpu").endswith(said) == is_slow
+    assert said not in dtypes(config.weight_only(8), "cpu")
+    assert said not in dtypes(config.fully_quantized(), "tpu")
+
+
 @pytest.mark.parametrize("may_call", [False, True])
 def test_int4_weights_are_read_in_pairs_or_by_a_kernel_on_cpus(may_call, monkeypatch):
     has_kernel = may_call and int4_products.runs_here()
@@ -64,7 +73,8 @@ def test_int4_weights_are_read_in_pairs_or_by_a_kernel_on_cpus(may_call, monkeyp
         .contracted_in
         for platform in ("cpu", "tpu")
     }
-    form = "int8 x int4, by a kernel" if has_kernel else "int8, int4 in pairs"
+    # The kernel makes the digits of the rows itself.
+    form = "float32 x int4, by a kernel" if has_kernel else "int8, int4 in pairs"
     assert form in text["cpu"]
     assert "int4" not in text["tpu"]
 
