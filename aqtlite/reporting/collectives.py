@@ -121,7 +121,7 @@ def _of_instruction(
         dtype=max(results, key=lambda x: x.bytes).dtype,
         bytes=max(size, sum(x.bytes for x in given if x is not None)),
         times=run.times,
-        path=path_of(one.op_name) if one.op_name else "",
+        path=path_of(run.op_name(one)) if one.op_name else "",
         devices=group,
         sent=_sent_by_one(op, size * run.times, group),
         results=results,

@@ -147,7 +147,7 @@ def _copy(
     argument: str,
     path_of: Callable[[str], str],
 ) -> Copy:
-    path = path_of(one.op_name) if one.op_name else ""
+    path = path_of(run.op_name(one)) if one.op_name else ""
     return Copy(kind, path, argument, str(array), array.bytes, run.times)
 
 

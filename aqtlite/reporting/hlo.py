@@ -164,6 +164,20 @@ class Run:
     fusion: Instruction | None
     """The fusion that it is the inside of, whose values are not in memory."""
 
+    scope: str = ""
+    """What JAX calls the call that it is the body of."""
+
+    def op_name(self, one: Instruction) -> str:
+        """Returns what JAX calls an instruction, from the outermost function on.
+
+        In a program that is only lowered, the body of a function names what it does by
+        itself, as one body may be called in several scopes.
+        """
+        outermost = self.scope.partition("/")[0]
+        if not one.op_name or one.op_name.partition("/")[0] == outermost:
+            return one.op_name
+        return "/".join(filter(None, (self.scope, one.op_name)))
+
 
 @dataclasses.dataclass(frozen=True)
 class Module:
@@ -198,8 +212,9 @@ class Module:
             is_known = is_known and trips is not None
             times *= 1 if trips is None else trips
         fusion = one if one.opcode == "fusion" else run.fusion
+        scope = run.op_name(one) if one.opcode == "call" else run.scope
         return [
-            Run(self.computations[name], times, is_known, fusion)
+            Run(self.computations[name], times, is_known, fusion, scope)
             for how, names in one.called.items()
             # Others apply a scalar function, as reductions do.
             if how != "to_apply" or one.opcode in ("call", "async-start")

@@ -7,6 +7,7 @@ and of results tell which is which.
 
 import collections
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,12 +15,14 @@ from aqtlite.jaxpr import scopes
 from aqtlite.reporting.products import Product
 from aqtlite.reporting.traced import Role, TracedContraction
 
+_FUNCTION = re.compile(r"\bjit\([^()/]*\)")
+
 
 class Place(NamedTuple):
     """Where an operation of a compiled program comes from."""
 
     names: tuple[str, ...]
-    """Names of functions, scopes, loops and primitives, outermost first."""
+    """Names of scopes, loops and primitives, outermost first."""
 
     role: Role
 
@@ -27,10 +30,12 @@ class Place(NamedTuple):
     def of(cls, op_name: str) -> "Place":
         """Reads what JAX calls an operation.
 
-        >>> Place.of("jit(loss)/transpose(jvp(M))/up/dot_general")
-        Place(names=('loss', 'M', 'up', 'dot_general'), role='gradient')
+        Names of jitted functions are not among them: a scope may have the same name.
+
+        >>> Place.of("jit(up)/transpose(jvp(M))/up/dot_general")
+        Place(names=('M', 'up', 'dot_general'), role='gradient')
         """
-        scope = scopes.parse(op_name)
+        scope = scopes.parse(_FUNCTION.sub("", op_name))
         names = tuple(scope.path.split("/"))
         if "rematted_computation" in names:
             return cls(names, "recomputed")

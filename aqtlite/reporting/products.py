@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 
-from aqtlite.reporting.hlo import Array, Computation, Instruction, Module
+from aqtlite.reporting.hlo import Array, Computation, Instruction, Module, Run
 
 _KERNELS = re.compile(r"gemm|matmul|conv|_dot\b", re.I)
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -72,14 +72,14 @@ def find(module: Module) -> list[Product]:
         for one in run.computation.instructions.values():
             operands = [run.computation.operand(one, i) for i in (0, 1)]
             arrays = [x.types[0] if x and x.types else None for x in operands]
-            macs = _macs(one, run.computation)
+            macs = _macs(one, run)
             if macs is None or arrays[0] is None or not one.types:
                 continue
             lhs, rhs = arrays[0], arrays[1] or arrays[0]
             if one.opcode == "reduce":
                 lhs, rhs = _factors(one, run.computation, lhs)
             kernel = _kernel(one if run.fusion is None else run.fusion)
-            op_name = one.op_name or (run.fusion.op_name if run.fusion else "")
+            op_name = run.op_name(one) or (run.fusion.op_name if run.fusion else "")
             found.append(
                 Product(
                     op_name,
@@ -97,10 +97,11 @@ def find(module: Module) -> list[Product]:
     return found
 
 
-def _macs(one: Instruction, where: Computation) -> int | None:
+def _macs(one: Instruction, run: Run) -> int | None:
     """Returns the multiply-accumulates of an instruction; None if it has none."""
     if not one.types or not one.operands:
         return None
+    where, op_name = run.computation, run.op_name(one)
     lhs = where.operand(one, 0)
     out, shape = one.types[0], lhs.types[0].shape if lhs and lhs.types else ()
     if one.opcode in ("dot", "ragged-dot", "scaled-dot"):
@@ -119,11 +120,11 @@ def _macs(one: Instruction, where: Computation) -> int | None:
         axes = _CONTRACTING.search(one.attributes)
         numbers = re.findall(r"\d+", axes[1]) if axes else [len(shape) - 1]
         return out.size * math.prod(shape[int(i)] for i in numbers)
-    is_ours = _OF_CONTRACTION.search(one.op_name) is not None
+    is_ours = _OF_CONTRACTION.search(op_name) is not None
     if one.opcode == "reduce" and is_ours:
         return math.prod(shape)
     # Convolutions of few channels are sums of products of integers, written out.
-    is_written = _OWN_PRODUCTS.search(one.op_name) and out.dtype == "int32"
+    is_written = _OWN_PRODUCTS.search(op_name) and out.dtype == "int32"
     return out.size if one.opcode == "multiply" and (is_ours or is_written) else None
 
 

@@ -42,7 +42,8 @@ def find(
             elif one.opcode != "transpose" and not _copies_transposed(one):
                 continue
             top = one.name if run.fusion is None else run.fusion.name
-            for index in indices_of(one.op_name) if one.op_name else ():
+            op_name = run.op_name(one)
+            for index in indices_of(op_name) if op_name else ():
                 key = top, index, counted is reductions
                 if key not in seen:
                     seen.add(key)

@@ -154,6 +154,28 @@ def test_a_lowered_program_of_another_platform():
     assert there.memory is None and "not compiled" in repr(there)
 
 
+@pytest.mark.parametrize("platform", [None, "cuda"])
+def test_a_jitted_function_called_in_several_scopes(platform):
+    """A scope may have the name of the function around it, as "model" has."""
+    layer = jax.jit(lambda w, x: jnp.tanh(INT8(x, w, MATMUL)))
+
+    def model(w, x):
+        with jax.named_scope("model"):
+            x = layer(w, x)
+        with jax.named_scope("loop"):
+            x, _ = lax.scan(lambda x, _: (layer(w, x) @ w, None), x, None, length=3)
+        return x @ w
+
+    found = report(model, jnp.ones((32, 32)), X, platform=platform)
+    assert [(x.path, x.runs_in, x.times) for x in found.contractions] == [
+        ("model", "int8", 1),
+        ("loop", "int8", 3),
+        ("loop#1", "float32", 3),
+        ("", "float32", 1),
+    ]
+    assert [one.range_reductions for one in found.contractions] == [2, 6, 0, 0]
+
+
 def test_loops_and_recomputation():
     def loss(params, x):
         step = jax.checkpoint(lambda x, w: (jnp.sin(INT8(x, w, MATMUL)), None))
