@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.jaxpr import tracing
-from aqtlite.program import flax_models
+from aqtlite.program import flax_models, nnx_arguments
 from aqtlite.program.naming import Parameters, names_of_parameters, positions_of
+from aqtlite.program.nnx_arguments import Structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,7 @@ def trace(
             f"model, got {type(fn).__name__}"
         )
     with flax_models.marking_modules():
+        fn, args, kwargs = _without_objects(fn, args, kwargs)
         traced, call = _traced(fn, args, kwargs)
     found = tracing.Traced(
         traced.jaxpr, None, None, tuple(range(len(traced.jaxpr.in_avals)))
@@ -73,6 +75,41 @@ def trace(
         name,
         call,
     )
+
+
+def _without_objects(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Returns a function of the state of NNX objects, and its arguments.
+
+    It also returns what it changes in them, such as the parameters that a training step
+    updates, which nothing would be left of otherwise. Other functions stay as they are.
+    """
+    leaves, arguments = nnx_arguments.leaves_of((args, kwargs))
+    places = [i for i, x in enumerate(leaves) if nnx_arguments.is_object(x)]
+    if not places:
+        return fn, args, kwargs
+    nnx = sys.modules["flax.nnx"]
+    graphdef, state = nnx.split([leaves[i] for i in places], graph=True)
+    structure = Structure(arguments, graphdef)
+    # Each state stands where its object does, so that it keeps its name.
+    for number, place in enumerate(places):
+        leaves[place] = state.get(number, {})
+
+    @functools.wraps(fn, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        others = arguments.flatten_up_to((args, kwargs))
+        states = {number: others[place] for number, place in enumerate(places)}
+        before = nnx.State({number: x for number, x in states.items() if x})
+        for place in places:
+            others[place] = None
+        given = jax.tree.leaves(before)  # Before the call writes into the same state.
+        out, after = structure.call(fn, before, others)
+        return out, [
+            x for x in jax.tree.leaves(after) if all(x is not y for y in given)
+        ]
+
+    return run, *jax.tree.unflatten(arguments, leaves)
 
 
 def _traced(
@@ -89,7 +126,10 @@ def _traced(
         return jitted.trace(*args, **kwargs), call
 
     if isinstance(fn, jax.stages.Wrapped):
-        return of(fn, args, kwargs)
+        found = of(fn, args, kwargs)
+        # `nnx.jit` has a trace of its own.
+        if isinstance(found[0], jax.stages.Traced):
+            return found
     leaves, treedef = jax.tree.flatten((args, kwargs))
     if all(map(tracing.is_array, leaves)):
         return of(jax.jit(fn), args, kwargs)
