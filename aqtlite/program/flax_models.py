@@ -35,13 +35,27 @@ def check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
             f"{type(fn).__name__}: aqtlite.flax.nnx.plan(quantize_model(model, rules), "
             "*args) takes those of NNX"
         )
+    check_variables(fn, args, "plan")
+
+
+def check_variables(fn: Any, args: tuple[Any, ...], caller: str) -> None:
+    """Checks that the first argument of a Linen model is its variables.
+
+    Args:
+        fn: a function or a model.
+        args: its arguments.
+        caller: name of the function of `aqtlite` that they were given to.
+
+    Raises:
+        TypeError: if not.
+    """
     linen = sys.modules.get("flax.linen")
     is_linen = linen is not None and isinstance(fn, linen.Module)
     if is_linen and not (args and isinstance(args[0], Mapping)):
         raise TypeError(
-            "aqtlite.plan takes the variables of a Linen model, or their shapes, "
-            f"before its arguments: plan({type(fn).__name__}(...), variables, *args, "
-            "rules=rules)"
+            f"aqtlite.{caller} takes the variables of a Linen model, or their shapes, "
+            f"before its arguments: {caller}({type(fn).__name__}(...), variables, "
+            "*args, ...)"
         )
 
 

@@ -43,8 +43,8 @@ class ReportedContraction:
     runs_in: str
     """Dtypes in which the compiled program multiplies, several joined by "and";
     "int8" also where one of two int8 is offset to uint8, as VNNI needs.
-    "not found": it has no such product, as it was merged with an equal one, or
-    computed in another way."""
+    "not found": it has no such product, as nothing needs its result, it was merged with
+    an equal one, or is computed in another way."""
 
     kernels: tuple[str, ...]
     """Libraries and code generators that the compiled program names for it."""
@@ -53,7 +53,8 @@ class ReportedContraction:
     """Multiply-accumulates of a call, by its shapes; None where they do not tell."""
 
     compiled_macs: int
-    """Those that the compiled program runs: more for digits, or for all experts."""
+    """Those that the compiled program runs: more for digits, for all experts, for
+    padding, or for what an offset to uint8 adds."""
 
     in_dtypes: dict[str, float]
     """Share of `compiled_macs` in each dtype."""

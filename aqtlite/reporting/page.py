@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.reporting import histogram, page_script, page_style, tables
 
 _PAGE = """\
@@ -63,9 +64,20 @@ def write(
 
     Raises:
         OSError: if the file cannot be written.
-        TypeError: if an operand is not given with its `QTensor`.
+        TypeError: if an operand is not given with its `QTensor`, or `taps` are others.
         ValueError: if the shapes of both differ, or nothing is finite.
     """
+    if taps is not None and not hasattr(taps, "operands"):
+        raise TypeError(
+            "taps must be those of one call of aqtlite.tap or "
+            f"aqtlite.tap_against_float, got {errors.brief(taps)}"
+        )
+    for name, pair in operands.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(
+                f"the operand {name!r} needs its floats and a QTensor, got "
+                f"{errors.brief(pair)}"
+            )
     histograms = [histogram.of(name, *pair) for name, pair in operands.items()]
     text = _text(report, [] if taps is None else _errors(taps), histograms)
     pathlib.Path(path).write_text(text, encoding="utf-8")

@@ -46,8 +46,9 @@ def trace(
         params: which arguments are parameters, as in `aqtlite.plan`.
 
     Raises:
-        TypeError: if `fn` is none of these.
+        TypeError: if `fn` is none of these, or a Linen model without its variables.
     """
+    flax_models.check_variables(fn, args, "report")
     name = getattr(fn, "__name__", type(fn).__name__)
     if flax_models.is_nnx(fn):
         fn, args = of_nnx(fn, args)
@@ -92,15 +93,16 @@ def _without_objects(
     nnx = sys.modules["flax.nnx"]
     graphdef, state = nnx.split([leaves[i] for i in places], graph=True)
     structure = Structure(arguments, graphdef)
-    # Each state stands where its object does, so that it keeps its name.
+    # Each state stands where its object does, so that it keeps its name. An object that
+    # shares all variables with those before it has none.
     for number, place in enumerate(places):
-        leaves[place] = state.get(number, {})
+        leaves[place] = state.get(number, ())
 
     @functools.wraps(fn, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         others = arguments.flatten_up_to((args, kwargs))
-        states = {number: others[place] for number, place in enumerate(places)}
-        before = nnx.State({number: x for number, x in states.items() if x})
+        states = {number: others[places[number]] for number in state}
+        before = nnx.State(states)
         for place in places:
             others[place] = None
         given = jax.tree.leaves(before)  # Before the call writes into the same state.

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import rich.console
 
+from aqtlite import errors
 from aqtlite.program import contracted_in
 from aqtlite.program.naming import Parameters
 from aqtlite.reporting import (
@@ -91,14 +93,21 @@ class Report:
         total = self.macs
         return {dtype: n / total for dtype, n in counts.most_common() if total}
 
-    def share(self, dtype: str) -> float:
+    def share(self, dtype: jax.typing.DTypeLike) -> float:
         """Returns the share of the multiply-accumulates that run in a dtype.
 
         Args:
             dtype: the dtype of both operands, such as "int8", or of two that differ,
-                such as "int8 x float32".
+                such as "int8 x float32"; or "not found".
+
+        Raises:
+            TypeError: if there is no such dtype.
         """
-        return self.shares.get(dtype, 0.0)
+        name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+        if name != NOT_FOUND:
+            for one in name.split(" x "):
+                jnp.dtype(one)  # An unknown one has no share, as one that nothing has.
+        return self.shares.get(name, 0.0)
 
     def share_of(self, one: ReportedContraction) -> float:
         """Returns the share of a contraction in the multiply-accumulates."""
@@ -114,7 +123,8 @@ class Report:
 
         Args:
             axis: axis of arguments that are no parameters: usually 0 for examples, 1
-                for positions.
+                for positions. `report` takes all arguments of a function for such,
+                weights too, without its `params`.
         """
         return tuple(
             one
@@ -124,7 +134,16 @@ class Report:
         )
 
     def compare(self, other: "Report") -> Comparison:
-        """Compares the contractions of another program with these, by path."""
+        """Compares the contractions of another program with these, by path.
+
+        Raises:
+            TypeError: if `other` is no report.
+        """
+        if not isinstance(other, Report):
+            raise TypeError(
+                "compare takes another report, as aqtlite.report returns it, got "
+                f"{errors.brief(other)}"
+            )
         return comparison.compare(self, other)
 
     def estimate(self, device: str | Rates) -> tuple[Estimate, ...]:
@@ -175,7 +194,8 @@ class Report:
 
         Raises:
             OSError: if the file cannot be written.
-            TypeError: if an operand is not given with its `QTensor`.
+            TypeError: if an operand is not given with its `QTensor`, or `taps` are
+                those of several steps.
             ValueError: if the shapes of both differ, or no element is finite.
         """
         page.write(self, path, taps, operands)
@@ -230,13 +250,19 @@ def report(
             is given. None compiles for the devices that are here.
         measured_runs: how often to run the function under `jax.profiler`, for the
             seconds of each contraction. 0 runs nothing, and needs no values.
-        **kwargs: as `args`. What is no array is a constant of the program.
+        **kwargs: as `args`. What is no array is a constant of the program. Of NNX
+            objects, what the function changes in them counts as its result.
 
     Raises:
         TypeError: if `fn` is no function or model.
         ValueError: if the platform is unknown, `params` names no argument, or
-            `measured_runs` is given without arrays or for another platform.
+            `measured_runs` is no number of runs, or given without arrays or for another
+            platform.
     """
+    if not isinstance(measured_runs, int) or measured_runs < 0:
+        raise ValueError(
+            f"measured_runs must be a number of runs, got {measured_runs!r}"
+        )
     if measured_runs:
         _check_can_run(platform, (args, kwargs))
     if platform is not None:

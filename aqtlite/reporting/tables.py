@@ -57,14 +57,18 @@ def notes(one: ReportedContraction) -> list[str]:
         for name, axis in scale.shared
     ]
     if one.range_reductions:
-        found.append(f"{one.range_reductions} range reductions")
+        found.append(_counted(one.range_reductions, "range reduction"))
     if one.transpositions:
-        found.append(f"{one.transpositions} transpositions")
+        found.append(_counted(one.transpositions, "transposition"))
     if one.seconds is not None:
         found.append(f"{1e6 * one.seconds:.3g} us")
     if one.why_float:
         found.append(one.why_float)
     return found
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count != 1)
 
 
 def title(report: "Report") -> str:

@@ -25,7 +25,8 @@ def plot_taps(taps: Taps | Mapping[int, Taps], path: str | os.PathLike[str]) -> 
     Raises:
         ModuleNotFoundError: if Matplotlib is not installed.
         TypeError: if `taps` is neither.
-        ValueError: if Matplotlib writes no files with that ending.
+        ValueError: if Matplotlib writes no files with that ending, or there are no
+            steps.
     """
     is_history = isinstance(taps, Mapping)
     if not is_history and not isinstance(taps, Taps):
@@ -33,6 +34,8 @@ def plot_taps(taps: Taps | Mapping[int, Taps], path: str | os.PathLike[str]) -> 
             "plot_taps takes the taps of aqtlite.tap, or those of several steps as "
             f"{{step: taps}}, got {type(taps).__name__}"
         )
+    if not taps:
+        raise ValueError("plot_taps was given the taps of no step")
     plots.check_path(path)
     if isinstance(taps, Taps):
         bars: dict[str, dict[str, float]] = {}

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import jax
+import numpy as np
+
+from aqtlite.program import flax_models
 from aqtlite.program.naming import Parameters
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.reporting.contraction import NOT_FOUND, ReportedContraction, is_float
@@ -74,10 +78,17 @@ def _described(found: Report, one: ReportedContraction) -> str:
     share = "" if one.macs is None else f", {found.share_of(one):.1%}"
     asked = f" for {one.asked}" if one.fell_back else ""
     why = f" ({one.why_float})" if one.why_float else ""
+    operands = " x ".join(filter(None, (one.lhs, one.rhs)))
     return (
         f"{one.path or NO_SCOPE} ({one.role}, {one.equation or one.op!r}): "
-        f"{one.lhs} x {one.rhs} in {one.runs_in}{asked}{share}{why}"
+        f"{operands} in {one.runs_in}{asked}{share}{why}"
     )
+
+
+def _is_narrow(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    # Random keys have a dtype of JAX's own.
+    return isinstance(dtype, np.dtype) and dtype.itemsize == 1 and dtype.kind != "b"
 
 
 def assert_no_float_copy(fn: Any, *args: Any, **kwargs: Any) -> None:
@@ -99,14 +110,28 @@ def assert_no_float_copy(fn: Any, *args: Any, **kwargs: Any) -> None:
 
     Args:
         fn: as for `aqtlite.report`.
-        *args: its arguments, or their shapes and dtypes.
+        *args: its arguments, or their shapes and dtypes: frozen weights are some.
         **kwargs: as `args`.
 
     Raises:
         AssertionError: if there is one; the message names the arguments and layers.
         TypeError: if `fn` is no function or model.
+        ValueError: if no argument has at most 8 bits, or a platform is given, for which
+            nothing is compiled.
     """
+    if kwargs.get("platform") is not None:
+        raise ValueError(
+            "copies are seen in compiled programs, and none is compiled with "
+            f"platform={kwargs['platform']!r}: leave it out"
+        )
     found = report(fn, *args, **kwargs)
+    model = fn if flax_models.is_nnx(fn) else None
+    if not any(map(_is_narrow, jax.tree.leaves((model, args, kwargs)))):
+        raise ValueError(
+            f"no argument of {found.name} has at most 8 bits, so that there is nothing "
+            "to copy in float: give the frozen weights, as a conversion for serving "
+            "returns them, as arguments"
+        )
     made = [one for one in found.copies if one.kind == "float copy"]
     if made:
         lines = [

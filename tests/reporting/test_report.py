@@ -426,3 +426,19 @@ def test_wrong_arguments():
         report(jnp.sin, X, platform="abacus")
     with pytest.raises(ValueError, match="params=4 names the argument 4"):
         report(jnp.sin, X, params=4)
+    with pytest.raises(TypeError, match=r"report\(Dense\(...\), variables, \*args"):
+        report(nn.Dense(8), X)
+    for runs in (-1, 2.5):
+        with pytest.raises(ValueError, match="measured_runs must be a number of runs"):
+            report(jnp.sin, X, measured_runs=runs)
+    found = report(jnp.matmul, X, X.T)
+    assert found.share(jnp.float32) == found.share("float32") == 1
+    assert found.share("int8 x float32") == found.share("not found") == 0
+    with pytest.raises(TypeError, match="int9"):
+        found.share("int9")
+    with pytest.raises(TypeError, match="compare takes another report"):
+        found.compare(X)
+    with pytest.raises(TypeError, match="taps must be those of one call"):
+        found.to_html("page.html", taps={0: None})
+    with pytest.raises(TypeError, match="'up' needs its floats and a QTensor"):
+        found.to_html("page.html", operands={"up": X})

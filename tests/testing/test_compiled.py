@@ -79,6 +79,10 @@ def test_no_float_copy_of_a_frozen_weight():
     testing.assert_no_float_copy(integers, q, X)
     with pytest.raises(AssertionError, match=r"1 float copies .*\n  q.*qvalue.*layer"):
         testing.assert_no_float_copy(dequantized, q, X)
+    with pytest.raises(ValueError, match=r"no argument of integers .* 8 bits"):
+        testing.assert_no_float_copy(integers, W, X)
+    with pytest.raises(ValueError, match="platform='cuda': leave it out"):
+        testing.assert_no_float_copy(dequantized, q, X, platform="cuda")
 
 
 def test_same_integers():
