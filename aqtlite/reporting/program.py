@@ -56,7 +56,7 @@ def trace(
     elif hasattr(fn, "apply"):
         fn = fn.apply
         params = 0 if params is None else params
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, jax.stages.Compiled):
         raise TypeError(
             "report takes a function, a Linen model with its variables, or an NNX "
             f"model, got {type(fn).__name__}"

@@ -125,7 +125,12 @@ class Report:
             axis: axis of arguments that are no parameters: usually 0 for examples, 1
                 for positions. `report` takes all arguments of a function for such,
                 weights too, without its `params`.
+
+        Raises:
+            ValueError: if the axis is negative, since arguments differ in their number.
         """
+        if not isinstance(axis, int) or axis < 0:
+            raise ValueError(f"axis counts from the first, 0, on; got {axis!r}")
         return tuple(
             one
             for one in self.contractions

@@ -88,8 +88,8 @@ def estimate(report: Any, device: str | Rates) -> tuple[Estimate, ...]:
     Raises:
         ValueError: if the device is unknown.
     """
-    if isinstance(device, str):
-        if device not in DEVICES:
+    if not isinstance(device, Rates):
+        if not isinstance(device, str) or device not in DEVICES:
             known = ", ".join(DEVICES)
             raise ValueError(
                 f"no rates of a device {device!r} are known: give Rates, or one of "

@@ -2,9 +2,11 @@
 
 import collections
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from aqtlite.reporting.hlo import Instruction, Module
+
+Kind = Literal["range", "move"]
 
 _OF_RANGES = frozenset({"maximum", "minimum"})
 
@@ -31,27 +33,27 @@ def find(
         indices_of: function from what JAX calls an operation to the contractions around
             it: several, if they have one scope.
     """
-    reductions: collections.Counter[int] = collections.Counter()
-    transpositions: collections.Counter[int] = collections.Counter()
+    counts: collections.Counter[tuple[int, Kind]] = collections.Counter()
     seen = set()
     for run in module.runs():
         for one in run.computation.instructions.values():
-            counted = transpositions
-            if _finds_range(one, module):
-                counted = reductions
-            elif one.opcode != "transpose" and not _copies_transposed(one):
+            kind, op_name = _kind(one, module), run.op_name(one)
+            if kind is None or not op_name:
                 continue
             top = one.name if run.fusion is None else run.fusion.name
-            op_name = run.op_name(one)
-            for index in indices_of(op_name) if op_name else ():
-                key = top, index, counted is reductions
-                if key not in seen:
-                    seen.add(key)
-                    counted[index] += run.times
-    return {
-        i: Around(reductions[i], transpositions[i])
-        for i in reductions.keys() | transpositions.keys()
-    }
+            for index in indices_of(op_name):
+                if (top, index, kind) not in seen:
+                    seen.add((top, index, kind))
+                    counts[index, kind] += run.times
+    return {i: Around(counts[i, "range"], counts[i, "move"]) for i, _ in counts}
+
+
+def _kind(one: Instruction, module: Module) -> Kind | None:
+    """Returns what a pass does, if it is counted."""
+    if _finds_range(one, module):
+        return "range"
+    is_copy = one.opcode == "copy" and one.op_name.endswith("/transpose")
+    return "move" if one.opcode == "transpose" or is_copy else None
 
 
 def _finds_range(one: Instruction, module: Module) -> bool:
@@ -62,7 +64,3 @@ def _finds_range(one: Instruction, module: Module) -> bool:
     inside = [module.computations[x] for x in names if x in module.computations]
     opcodes = {x.opcode for body in inside for x in body.instructions.values()}
     return bool(opcodes & _OF_RANGES) and opcodes <= _OF_RANGES | {"parameter"}
-
-
-def _copies_transposed(one: Instruction) -> bool:
-    return one.opcode == "copy" and one.op_name.endswith("/transpose")

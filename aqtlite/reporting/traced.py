@@ -127,10 +127,13 @@ def find(
         for i, aval in enumerate(closed.in_avals)
     ]
     return [
-        dataclasses.replace(
-            _contraction(group.products, path, role, program, parameters),
-            path=next(numbers) if role == _FORWARD else path,
-            scales=scales.of(group.named, arguments, program),
+        _contraction(
+            group.products,
+            next(numbers) if role == _FORWARD else path,
+            role,
+            scales.of(group.named, arguments, program),
+            program,
+            parameters,
         )
         for group, path, role in zip(found, paths, roles, strict=True)
     ]
@@ -209,6 +212,7 @@ def _contraction(
     group: Sequence[Site],
     path: str,
     role: Role,
+    of_operands: tuple[Scale, ...],
     program: producers.Body,
     parameters: Mapping[int, str],
 ) -> TracedContraction:
@@ -249,7 +253,7 @@ def _contraction(
             if operand.kind == "weight"
         ),
         why_float=why,
-        scales=(),
+        scales=of_operands,
         scope=tuple(filter(None, site.scope.path.split("/"))),
     )
 

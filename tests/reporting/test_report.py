@@ -436,6 +436,12 @@ def test_wrong_arguments():
     assert found.share("int8 x float32") == found.share("not found") == 0
     with pytest.raises(TypeError, match="int9"):
         found.share("int9")
+    with pytest.raises(TypeError, match="got Compiled"):
+        report(jax.jit(jnp.sin).lower(X).compile(), X)
+    with pytest.raises(ValueError, match="axis counts from the first"):
+        found.shared_along(-2)
+    with pytest.raises(ValueError, match="no rates of a device None"):
+        found.estimate(None)
     with pytest.raises(TypeError, match="compare takes another report"):
         found.compare(X)
     with pytest.raises(TypeError, match="taps must be those of one call"):
