@@ -34,8 +34,8 @@ def find(
             it: several, if they have one scope.
     """
     counts: collections.Counter[tuple[int, Kind]] = collections.Counter()
-    seen = set()
     for run in module.runs():
+        seen = set()  # A body that is called twice passes twice.
         for one in run.computation.instructions.values():
             kind, op_name = _kind(one, module), run.op_name(one)
             if kind is None or not op_name:

@@ -417,6 +417,12 @@ def test_passes_around_contractions():
     assert not any(one.range_reductions for one in in_float.contractions)
     assert any(one.transpositions for one in found.contractions)
     assert not in_float.contractions[0].scales
+    # The body of a function that is called twice passes twice.
+    layer = jax.jit(lambda w, x: jnp.tanh(INT8(x, w, MATMUL)))
+    twice = report(
+        lambda w, x: layer(w, layer(w, x)), jnp.ones((32, 32)), X, platform="tpu"
+    )
+    assert [one.range_reductions for one in twice.contractions] == [4, 4]
 
 
 def test_wrong_arguments():
