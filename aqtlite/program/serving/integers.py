@@ -20,9 +20,6 @@ from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import double_scales
 from aqtlite.shapes import block_shapes
 
-_BASE = 256
-"""Digits of places that every float dtype of a model holds, bfloat16 included."""
-
 
 def handed_over(
     wanted: QTensor,
@@ -134,6 +131,9 @@ def _places(
 ) -> np.ndarray | None:
     """Where elements come from; None if they are changed, or copied.
 
+    Places go through the function a byte at a time, which every float dtype of a model
+    holds, bfloat16 included.
+
     Args:
         shapes: shapes of the sources, which count flattened, one after the other.
         wanted: shape of the result.
@@ -145,23 +145,35 @@ def _places(
     def run(flat: np.ndarray) -> np.ndarray | None:
         parts = np.split(flat.astype(np.float32), ends[:-1])
         given = [x.reshape(shape) for x, shape in zip(parts, shapes, strict=True)]
-        made = np.asarray(prepared(*given)).astype(np.float32)
+        made = np.asarray(prepared(*given)).astype(np.float32, copy=False)
         return made if made.shape == wanted else None
 
-    found, unit, ours = np.zeros(wanted, np.int64), 1, np.arange(size)
-    while unit < size:
-        digits = run(ours // unit % _BASE)
-        if digits is None or not (np.rint(digits) == digits).all() or digits.min() < 0:
+    # Weights are large: four bytes for each place, of which each is a digit.
+    dtype = np.dtype("<u4" if size <= 2**32 else "<u8")
+    ours, found = np.arange(size, dtype=dtype), np.zeros(wanted, dtype)
+    of_ours, of_found = (x[..., None].view(np.uint8) for x in (ours, found))
+    for digit in range(-(-max(size - 1, 1).bit_length() // 8)):
+        made = run(of_ours[:, digit])
+        if made is None or not _are_bytes(made):
             return None
-        found += digits.astype(np.int64) * unit
-        unit *= _BASE
-    if found.max() >= size or np.bincount(found.reshape(-1)).max() > 1:
+        of_found[..., digit] = made
+    if found.max() >= size:
+        return None
+    is_taken = np.zeros(size, bool)
+    is_taken[found] = True
+    if np.count_nonzero(is_taken) < found.size:
         return None
     # Nothing is added that is zero for these places, such as the first element.
-    other = np.random.default_rng(0).integers(1, _BASE, size)
+    other = np.random.default_rng(0).integers(1, 256, size, np.uint8)
     made = run(other)
     is_moved = made is not None and np.array_equal(made, other[found])
     return found if is_moved else None
+
+
+def _are_bytes(x: np.ndarray) -> bool:
+    """Whether floats are integers of 8 bits."""
+    is_within = x.min(initial=0) >= 0 and x.max(initial=0) <= 255
+    return bool(is_within and (np.rint(x) == x).all())
 
 
 def _of_each(values: Any, shape: tuple[int, ...]) -> np.ndarray:
