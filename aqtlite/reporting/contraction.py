@@ -63,8 +63,8 @@ class ReportedContraction:
     """How often it runs in a call; loops without a known length count once."""
 
     is_frozen: bool
-    """Whether an operand is a frozen weight: made of integers, or floats of 8 bits,
-    that the function takes."""
+    """Whether an operand is a frozen weight: made of integers of at most 16 bits, or
+    floats of 8, that the function takes."""
 
     weight_bytes: int
     """Bytes of operands that are made of parameters alone."""

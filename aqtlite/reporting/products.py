@@ -7,6 +7,10 @@ import re
 from aqtlite.reporting.hlo import Array, Computation, Instruction, Module, Run
 
 _KERNELS = re.compile(r"gemm|matmul|conv|_dot\b", re.I)
+_INT4 = re.compile(r"^aqtlite_int4_(\d+)_")
+"""Target of this library's own kernel of int4 (`lowering.int4_kernel`), with the number
+of digits of the other operand."""
+
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _FUSION_KIND = re.compile(r'"kind":"([^"]*)"')
 _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[((?:"\d+",?)*)\]')
@@ -76,6 +80,9 @@ def find(module: Module) -> list[Product]:
             if macs is None or arrays[0] is None or not one.types:
                 continue
             lhs, rhs = arrays[0], arrays[1] or arrays[0]
+            if _INT4.match(_target(one)):
+                # It takes the weights first, and widens them in registers.
+                lhs, rhs = (dataclasses.replace(x, dtype="int8") for x in (rhs, lhs))
             if one.opcode == "reduce":
                 lhs, rhs = _factors(one, run.computation, lhs)
             kernel = _kernel(one if run.fusion is None else run.fusion)
@@ -116,6 +123,9 @@ def _macs(one: Instruction, run: Run) -> int | None:
         sizes = kernel.types[0]
         outputs = sizes.shape[labels[1].index("o")]
         return out.size * (sizes.size // max(outputs, 1)) // zeros
+    own = _INT4.match(_target(one))
+    if own is not None and (rows := where.operand(one, 1)) is not None:
+        return int(own[1]) * out.size * rows.types[0].shape[-1]
     if one.opcode == "custom-call" and _KERNELS.search(_target(one)):
         axes = _CONTRACTING.search(one.attributes)
         numbers = re.findall(r"\d+", axes[1]) if axes else [len(shape) - 1]

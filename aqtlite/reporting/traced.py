@@ -64,8 +64,8 @@ class TracedContraction:
     """Whether it is inside of a kernel, which compilers take as it is."""
 
     is_frozen: bool
-    """Whether an operand is computed from integers, or floats of 8 bits, that the
-    function takes."""
+    """Whether an operand is computed from integers of at most 16 bits, or floats of 8,
+    that the function takes."""
 
     weight_bytes: int
     """Bytes of the operands that are made of parameters alone, as they are stored."""
@@ -319,11 +319,10 @@ def _asked(site: Site, operands: Sequence[PlannedOperand]) -> str:
 
 
 def _is_narrow(dtype: str) -> bool:
-    return (
-        dtype != "bool" and jnp.finfo(dtype).bits <= 8
-        if _is_floating(dtype)
-        else (dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
-    )
+    """Whether a dtype is one of frozen weights: indices are integers of more bits."""
+    if _is_floating(dtype):
+        return bool(jnp.finfo(dtype).bits <= 8)
+    return dtype.removeprefix("u") in ("int2", "int4", "int8", "int16")
 
 
 def _is_floating(dtype: Any) -> bool:

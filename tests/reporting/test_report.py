@@ -141,6 +141,21 @@ def test_served_weights_are_frozen():
     assert not [x for x in found.copies if x.kind == "float copy"]
 
 
+@pytest.mark.parametrize(
+    "cfg", [config.w4a8(), config.weight_only(4), config.fully_quantized(fwd_bits=16)]
+)
+def test_served_weights_of_few_and_many_bits(cfg):
+    """Those of 4 bits by a kernel of this library, where its extra is installed."""
+    model = quantize_model(nn.Dense(32), cfg)
+    variables = model.init(jax.random.key(0), X)
+    serving = convert(model, variables, X)
+    [one] = report(model, serving, X).contractions
+    assert one.runs_in == "int8" and one.is_frozen
+    # Floats and int16 are three digits of int8 each.
+    assert one.compiled_macs >= one.macs >= 16 * 32 * 32
+    testing.assert_quantized(model, serving, X)
+
+
 def test_a_lowered_program_of_another_platform():
     model = Mlp(config.fp8(), None)
     variables = jax.eval_shape(model.init, jax.random.key(0), X)
