@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from aqtlite.jaxpr import tracing
 from aqtlite.program import flax_models, nnx_arguments
+from aqtlite.program.compile_serving import ServingProgram
 from aqtlite.program.naming import Parameters, names_of_parameters, positions_of
 from aqtlite.program.nnx_arguments import Structure
 
@@ -46,7 +47,8 @@ def trace(
         params: which arguments are parameters, as in `aqtlite.plan`.
 
     Raises:
-        TypeError: if `fn` is none of these, or a Linen model without its variables.
+        TypeError: if `fn` is none of these, compiled already, or a Linen model without
+            its variables.
     """
     flax_models.check_variables(fn, args, "report")
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -56,7 +58,12 @@ def trace(
     elif hasattr(fn, "apply"):
         fn = fn.apply
         params = 0 if params is None else params
-    if not callable(fn) or isinstance(fn, jax.stages.Compiled):
+    if isinstance(fn, jax.stages.Compiled | ServingProgram):
+        raise TypeError(
+            "report compiles itself: give the function that was compiled, with all of "
+            f"its arguments, in place of the {type(fn).__name__}"
+        )
+    if not callable(fn):
         raise TypeError(
             "report takes a function, a Linen model with its variables, or an NNX "
             f"model, got {type(fn).__name__}"

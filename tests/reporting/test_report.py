@@ -457,7 +457,7 @@ def test_wrong_arguments():
     assert found.share("int8 x float32") == found.share("not found") == 0
     with pytest.raises(TypeError, match="int9"):
         found.share("int9")
-    with pytest.raises(TypeError, match="got Compiled"):
+    with pytest.raises(TypeError, match="in place of the Compiled"):
         report(jax.jit(jnp.sin).lower(X).compile(), X)
     with pytest.raises(ValueError, match="axis counts from the first"):
         found.shared_along(-2)
