@@ -46,10 +46,15 @@ def run(args: argparse.Namespace) -> None:
 def _report(name: str, cfg: Any, args: argparse.Namespace) -> Report:
     make = factory.find(name, "the factory")
     model, sample_args, sample_kwargs = factory.call(name, make, cfg)
-    fn, given = model, sample_args
-    if not isinstance(model, nnx.Module):
+    given = sample_args
+    if isinstance(model, nnx.Module):
+        if args.measure:
+            graphdef, state = nnx.split(model)
+            model = nnx.merge(graphdef, _ones(state))
+    else:
         variables = LinenVariables(model, sample_args, sample_kwargs).initial()
         given = (variables, *sample_args)
+    fn: Any = model
     params = None
     if args.backward:
         fn, given = _backward(model, given)

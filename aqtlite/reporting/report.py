@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import rich.console
 
 from aqtlite import errors
-from aqtlite.program import contracted_in
+from aqtlite.program import contracted_in, flax_models
 from aqtlite.program.naming import Parameters
 from aqtlite.reporting import (
     collectives,
@@ -269,7 +269,8 @@ def report(
             f"measured_runs must be a number of runs, got {measured_runs!r}"
         )
     if measured_runs:
-        _check_can_run(platform, (args, kwargs))
+        state = fn if flax_models.is_nnx(fn) else None
+        _check_can_run(platform, (state, args, kwargs))
     if platform is not None:
         contracted_in.check_platform(platform)
     traced_program = program.trace(fn, args, kwargs, params)
@@ -317,5 +318,5 @@ def _check_can_run(platform: str | None, given: Any) -> None:
         what = f"platform={platform!r}" if platform is not None else str(shapes[0])
         raise ValueError(
             "measured_runs runs the function on the devices that are here, and needs "
-            f"arrays for all arguments; got {what}"
+            f"arrays for all arguments and variables; got {what}"
         )

@@ -79,6 +79,7 @@ def test_times_of_contractions(capsys):
     assert len(data["contractions"]) == 2 and "seconds" in data["contractions"][0]
     assert run("reported.py:wide", "--measure", "2") == 0
     assert " us" in capsys.readouterr().out
+    assert run("reported.py:of_nnx", "--measure", "2") == 0
     assert run("reported.py:wide", "--measure", "2", "--platform", "tpu") == 2
     assert "give no --platform" in capsys.readouterr().err
     assert run("reported.py:wide", "--measure", "-1") == 2
