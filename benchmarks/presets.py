@@ -353,7 +353,7 @@ def plot(found: Sequence[Row], folder: pathlib.Path) -> None:
             row.name: (value(row), row.loss) for row in found if value(row) is not None
         }
         file = folder / f"presets_{name}.png"
-        plots.scatter(points, (label, "loss above float32, nats per byte"), file)
+        plots.scatter(points, (label, "loss above float32, nats per byte"), 1e-4, file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

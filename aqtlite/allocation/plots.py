@@ -114,17 +114,21 @@ def curve(
 def scatter(
     points: Mapping[str, tuple[float, float]],
     labels: tuple[str, str],
+    smallest: float,
     path: str | os.PathLike[str],
 ) -> None:
-    """Draws points with names into a file.
+    """Draws points with names into a file, the vertical axis logarithmic.
 
     Args:
         points: the points, by name.
         labels: labels of both axes.
+        smallest: value up to which the vertical axis is linear, on both sides of 0.
         path: name of the file.
     """
-    figure = _figure(4.5)
+    figure = _figure(6)
     axes = figure.subplots()
+    axes.set_yscale("symlog", linthresh=smallest)
+    axes.margins(x=0.15)
     for number, (name, place) in enumerate(points.items()):
         axes.plot(*place, "o", color=f"C{number % 10}")
         axes.annotate(
