@@ -252,7 +252,9 @@ def report(
             functions without name scopes. None: for a model, its variables.
         platform: "cpu", "cuda", "rocm" or "tpu" reads the program as JAX lowers it for
             one device of this platform, on any host. It says what the compiler there
-            is given. None compiles for the devices that are here.
+            is given. None compiles for the devices of the arguments: those that are
+            here, or TPUs of `jax.experimental.topologies` that libtpu compiles for, if
+            the types of the arguments have a sharding on them.
         measured_runs: how often to run the function under `jax.profiler`, for the
             seconds of each contraction. 0 runs nothing, and needs no values.
         **kwargs: as `args`. What is no array is a constant of the program. Of NNX
@@ -278,11 +280,12 @@ def report(
     if platform is None:
         compiled = stages.lower().compile()
         text, memory = compiled.as_text(), Memory.of(compiled)
-        device = jax.devices()[0].device_kind
+        device = _device_of(compiled)
+        name, device_kind = device.platform, device.device_kind
     else:
         lowered = stages.lower(lowering_platforms=(platform,))
         text, memory = lowered.as_text(dialect="hlo", debug_info=True), None
-        device = ""
+        name, device_kind = platform, ""
     asked = traced.find(stages.jaxpr, traced_program.parameters, traced_program.names)
     module = hlo.parse(text)
     products_of, others = joined.join(asked, products.find(module))
@@ -298,8 +301,8 @@ def report(
 
     return Report(
         name=traced_program.name,
-        platform=platform or jax.default_backend(),
-        device=device,
+        platform=name,
+        device=device_kind,
         contractions=tuple(
             contraction.of(one, found, around.get(i, Around()), seconds)
             for i, (one, found) in enumerate(zip(asked, products_of, strict=True))
@@ -310,6 +313,17 @@ def report(
         memory=memory,
         saved_bytes=saved_bytes(stages.jaxpr),
     )
+
+
+def _device_of(compiled: jax.stages.Compiled) -> jax.Device:
+    """Returns one of the devices that a program is compiled for.
+
+    They are those of its arguments, which need not be here.
+    """
+    shardings = compiled.input_shardings, compiled.output_shardings
+    for sharding in jax.tree.leaves(shardings):
+        return min(sharding.device_set, key=lambda device: device.id)
+    return jax.devices()[0]
 
 
 def _check_can_run(platform: str | None, given: Any) -> None:
