@@ -33,7 +33,8 @@ def is_product(site: Site, program: producers.Body) -> bool:
     if not given or not any(one.needed for one in site.operands):
         return False
     shape, summed = given[0].shape, site.eqn.params["axes"]
-    kept = {i for i, size in enumerate(shape) if size > 1 and i not in summed}
+    # Sizes may be symbolic, which can be told from 1 alone.
+    kept = {i for i, size in enumerate(shape) if size != 1 and i not in summed}
     lacking = [_lacks(one, shape) for one in _factors(given[0])]
     # Those that lack all axes are numbers.
     lacks = [kept & axes for axes in lacking if len(axes) < len(shape)]
