@@ -7,8 +7,8 @@ from aqtlite.cli import shared_options
 DESCRIPTION = """\
 Compile a model, and say what the compiled program does: each contraction with
 the dtypes that it asks for and those that it runs in, its share of the work,
-float copies of weights, exchanges between devices, memory. Nothing runs, but with
---measure: then the model runs on ones, and each contraction has its time.
+float copies of weights, exchanges between devices, memory. Nothing runs;
+with --measure the model runs on ones, and each contraction has its time.
 
 The factory is that of 'aqtlite plan'. With two factories, compare: what the
 second changes, contraction by contraction. --config, --preset and --rules
