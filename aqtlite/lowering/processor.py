@@ -60,8 +60,7 @@ def has_unsigned_dots() -> bool:
 def reads_as_unsigned(cpuinfo: pathlib.Path) -> bool:
     """Whether only unsigned dots are fast, by a file like ``/proc/cpuinfo``."""
     flags = _flags(cpuinfo)
-    has_vnni = not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
-    return has_vnni and "amx_int8" not in flags
+    return _has_vnni(flags) and "amx_int8" not in flags
 
 
 @functools.cache
@@ -73,7 +72,7 @@ def multiplies_bytes() -> bool:
 @functools.cache
 def adds_products_of_bytes() -> bool:
     """Returns True if the processor adds four products of uint8 by int8 (VNNI)."""
-    return not {"avx512_vnni", "avx_vnni"}.isdisjoint(_flags(_CPUINFO))
+    return _has_vnni(_flags(_CPUINFO))
 
 
 @functools.cache
@@ -83,9 +82,8 @@ def has_slow_dots_of_bytes() -> bool:
     This is the case with AVX2 alone, without VNNI or AMX. XLA:CPU has no faster form
     there: products of int16 take 1.5 times as long as those of float32.
     """
-    return multiplies_bytes() and not (
-        adds_products_of_bytes() or "amx_int8" in _flags(_CPUINFO)
-    )
+    flags = _flags(_CPUINFO)
+    return "avx2" in flags and not _has_vnni(flags) and "amx_int8" not in flags
 
 
 @functools.cache
@@ -122,6 +120,10 @@ def gpu_scales_blocks() -> bool:
         return True
     capability = getattr(jax.devices()[0], "compute_capability", "0")
     return int(str(capability).partition(".")[0]) >= _BLACKWELL
+
+
+def _has_vnni(flags: set[str]) -> bool:
+    return not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
 
 
 def is_within_limit(feature: str) -> bool:
