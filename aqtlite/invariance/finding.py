@@ -130,12 +130,12 @@ def _equations(
             continue
         if not bodies:
             yield _Equation(eqn, location, scope, place)
-        kind = eqn.primitive.name
+        kind = equations.kind_of(eqn)
         for index, body in enumerate(bodies):
             inside = _Place(
                 (*place.location, (number, index)),
                 scope,
-                place.num_scans + (kind == "scan"),
+                place.num_scans + (kind in ("scan", "vmap")),
                 place.is_in_condition or (kind == "while" and index == 0),
             )
             yield from _equations(body, inside, others)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import equations, registry
+from aqtlite.jaxpr import equations, marks, registry
 from aqtlite.jaxpr.replacement import Location
 
 Fact = TypeVar("Fact")
@@ -29,7 +29,7 @@ class Analysis(abc.ABC, Generic[Fact]):
     def equation(self, eqn: Any, inputs: list[Fact]) -> list[Fact]:
         """Returns the facts about the outputs of an equation that is not followed.
 
-        Scans, and equations with a `body`, are followed.
+        Scans, mapped calls, and equations with a `body`, are followed.
         """
 
     @abc.abstractmethod
@@ -50,15 +50,18 @@ class Analysis(abc.ABC, Generic[Fact]):
         return equations.called_body(eqn)
 
     def unstack(self, fact: Fact) -> Fact:
-        """Returns the fact about a scan's slice of an array along the leading axis."""
+        """Returns the fact about a slice of an array along its leading axis.
+
+        Each step of a scan has one, and each call that `jax.vmap` maps.
+        """
         return fact
 
     def stack(self, fact: Fact, scanned: Sequence[Fact]) -> Fact:
-        """Returns the fact about an array of slices that a scan stacks.
+        """Returns the fact about an array of slices that are stacked again.
 
         Args:
             fact: fact about one slice.
-            scanned: facts about the arrays that the scan slices.
+            scanned: facts about the arrays that are sliced.
         """
         del scanned
         return fact
@@ -93,10 +96,23 @@ def analyze_equation(
     """Returns the facts about the outputs of one equation."""
     if eqn.primitive is primitives.scan_p:
         return _scan(eqn, inputs, analysis)
+    mapped = marks.mapped_call(eqn)
+    if mapped is not None:
+        return _mapped(mapped, inputs, analysis)
     body = analysis.body(eqn)
     if body is not None:
         return analyze(body.jaxpr, inputs, analysis)
     return analysis.equation(eqn, inputs)
+
+
+def _mapped(
+    call: marks.MappedCall, inputs: list[Fact], analysis: Analysis[Fact]
+) -> list[Fact]:
+    pairs = list(zip(inputs, call.is_mapped, strict=True))
+    of_call = [analysis.unstack(fact) if one else fact for fact, one in pairs]
+    outputs = analyze(call.body.jaxpr, of_call, analysis)
+    scanned = [fact for fact, one in pairs if one]
+    return [analysis.stack(fact, scanned) for fact in outputs]
 
 
 def _scan(eqn: Any, inputs: list[Fact], analysis: Analysis[Fact]) -> list[Fact]:

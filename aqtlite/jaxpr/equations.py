@@ -16,6 +16,8 @@ from jax.experimental.layout import Format
 from jax.extend import core
 from jax.extend.core import primitives
 
+from aqtlite.jaxpr import marks
+
 T = TypeVar("T")
 
 _CALLS = (
@@ -29,20 +31,20 @@ _CALLS = (
 
 
 def called_body(eqn: Any) -> core.ClosedJaxpr | None:
-    """Returns the body of a call (jit, remat, custom_vjp, ...), or None.
+    """Returns the body of a call (jit, remat, custom_vjp, a mark, ...), or None.
 
     Inputs and outputs of the body correspond one to one to those of the equation. The
     primitive decides, since other bodies, such as the computation of a `lax.reduce`,
     may also have as many inputs and outputs as their equation.
     """
-    if eqn.primitive not in _CALLS:
+    if eqn.primitive not in _CALLS and marks.mark_of(eqn) is None:
         return None
     found = list(bodies(eqn))
     return found[0] if len(found) == 1 else None
 
 
 def bodies(eqn: Any) -> Iterator[core.ClosedJaxpr]:
-    """Yields all jaxprs among the parameters of an equation.
+    """Yields all jaxprs among the parameters of an equation, and that of a mark's call.
 
     The condition of a while loop comes before its body.
     """
@@ -50,12 +52,23 @@ def bodies(eqn: Any) -> Iterator[core.ClosedJaxpr]:
         loop = While.of(eqn)
         yield from (loop.condition, loop.body)
         return
+    marked = marks.body_of(eqn)
+    if marked is not None:
+        yield marked
+        return
     for value in eqn.params.values():
         for one in value if isinstance(value, tuple | list) else (value,):
             if isinstance(one, core.ClosedJaxpr):
                 yield one
             elif isinstance(one, core.Jaxpr) and not one.constvars:
                 yield core.ClosedJaxpr(one, ())
+
+
+def kind_of(eqn: Any) -> str:
+    """Returns the name of the primitive; of calls with a mark, "mark" or "vmap"."""
+    if marks.mark_of(eqn) is not None:
+        return "mark"
+    return "vmap" if marks.mapped_call(eqn) is not None else str(eqn.primitive.name)
 
 
 _FUNCTION_CALLS = {

@@ -12,7 +12,7 @@ from jax.experimental import compute_on
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import custom_rules, equations, user_rules
+from aqtlite.jaxpr import custom_rules, equations, marks, user_rules
 from aqtlite.jaxpr.replacement import Aux, Inside
 from aqtlite.shapes.sharding import shape_of_slice, zeros
 
@@ -165,6 +165,25 @@ def _scan(eqn, values, inside):
     return [*final, *stacks], {**aux, **of_steps}
 
 
+def _mapped(eqn, values, inside):
+    call: Any = marks.mapped_call(eqn)
+    here = inside.replacements
+    of_a_call = {
+        location: dataclasses.replace(one, per_step=one.per_step[1:])
+        for location, one in here.items()
+    }
+    inner = dataclasses.replace(inside, replacements=of_a_call)
+    axes = {location: 0 if one.per_step[0] else None for location, one in here.items()}
+
+    def function(given, values):
+        return inner.giving(given).body(call.body, 0, values)
+
+    # Arrays that are left and not of each call, such as a shared weight, are all alike.
+    left = {location: axes[location] for location, one in here.items() if one.has_aux}
+    given, of_values = inside.given(), [0 if one else None for one in call.is_mapped]
+    return jax.vmap(function, (axes, of_values), (0, left))(given, values)
+
+
 def _start(
     carried: Aux,
     aux_by_step: Callable[..., Aux],
@@ -266,10 +285,12 @@ BUILDERS: Mapping[str, Callable[..., tuple[Sequence[Any], Aux]]] = {
     primitives.custom_jvp_call_p.name: _custom_jvp,
     primitives.custom_vjp_call_p.name: _custom_vjp,
     primitives.scan_p.name: _scan,
+    "mark": _call,
+    "vmap": _mapped,
     primitives.while_p.name: _while,
     primitives.cond_p.name: _cond,
     "shard_map": _shard_map,
     "compute_on": _compute_on,
 }
-"""Functions by name of the primitive: each evaluates an equation from its inputs, with
+"""Functions by `equations.kind_of`: each evaluates an equation from its inputs, with
 the replacements of an `Inside`."""

@@ -138,9 +138,9 @@ def _replaced(
     inside, name = Inside(here, evaluate), registry.name_of(eqn)
     if name is not None:
         return inside.body(registry.body_of(eqn, name), 0, values)
-    return BUILDERS[eqn.primitive.name](eqn, values, inside)
+    return BUILDERS[equations.kind_of(eqn)](eqn, values, inside)
 
 
 def enters(eqn: Any) -> bool:
     """Whether equations in the bodies of an equation can be replaced."""
-    return eqn.primitive.name in BUILDERS
+    return equations.kind_of(eqn) in BUILDERS

@@ -5,6 +5,7 @@ computes nothing.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from aqtlite.jaxpr import (
     axis_rules,
     equation_digests,
     equations,
+    marks,
     origins,
     registry,
     rewriting,
@@ -55,16 +57,19 @@ class Site:
 
     per_step: tuple[bool, ...] = ()
     """For each scan around it, outermost first, whether every step has its own
-    parameters."""
+    parameters. Mapped calls of a mark count as scans, whose steps run at once."""
 
     lengths: tuple[int, ...] = ()
-    """Lengths of the scans around it, outermost first."""
+    """Lengths of these scans, outermost first."""
 
     obstacle: str | None = None
     """Reason why it cannot be replaced, if any."""
 
     registered: str | None = None
     """Name of the registered operation that contains it, if any."""
+
+    mark: marks.Mark | None = None
+    """The mark of the call that contains it, if any."""
 
     @property
     def operation(self) -> str:
@@ -134,12 +139,13 @@ class Place:
     lengths: tuple[int, ...] = ()
     obstacle: str | None = None
     registered: str | None = None
+    mark: marks.Mark | None = None
 
     def inside(
         self, eqn: Any, values: Sequence[Origin], index: int, body: int
     ) -> "Place":
         """Returns the place of a body of an equation; `values` are input origins."""
-        name = eqn.primitive.name
+        name = equations.kind_of(eqn)
         obstacle = self.obstacle
         if not rewriting.enters(eqn):
             obstacle = f"it is inside of {name}, which stays as it is"
@@ -151,6 +157,11 @@ class Place:
             *_, scanned = scan.of_inputs(values)
             lengths = (*lengths, scan.length)
             per_step = (*per_step, any(map(self._is_of_parameters, scanned)))
+        mapped = marks.mapped_call(eqn)
+        if mapped is not None:
+            lengths = (*lengths, mapped.length)
+            sliced = itertools.compress(values, mapped.is_mapped)
+            per_step = (*per_step, any(map(self._is_of_parameters, sliced)))
         return dataclasses.replace(
             self,
             location=(*self.location, (index, body)),
@@ -159,6 +170,7 @@ class Place:
             per_step=per_step,
             lengths=lengths,
             obstacle=obstacle,
+            mark=marks.mark_of(eqn) or self.mark,
         )
 
     def inside_registered(self, eqn: Any, name: str, index: int) -> "Place":
@@ -235,6 +247,7 @@ def walk(
                     place.lengths,
                     place.obstacle,
                     place.registered,
+                    place.mark,
                 )
             )
         outputs = _inside(eqn, index, values, place, found)
@@ -324,7 +337,11 @@ def _inputs_of_body(
 ) -> list[Origin]:
     """Returns the origins of the inputs of a body of an equation."""
     count = len(body.in_avals)
-    depth = place.around.count("scan")
+    depth = len(place.lengths)
+    mapped = marks.mapped_call(eqn)
+    if mapped is not None:
+        pairs = zip(values, mapped.is_mapped, strict=True)
+        return [_slice(x, depth) if one else x for x, one in pairs]
     if eqn.primitive is primitives.scan_p:
         consts, start, scanned = equations.Scan.of(eqn).of_inputs(values)
         carried = _carried(body, [*consts, *start], len(consts), scanned, depth)
@@ -347,7 +364,7 @@ def _inputs_of_body(
 
 
 def _slice(x: Origin, depth: int) -> Origin:
-    """Returns the origin of the slice of a value that one step of a scan takes."""
+    """Returns the origin of the slice of a value that a step, or mapped call, takes."""
     identity, former = (one and digest("slice", one) for one in (x.identity, x.former))
     facts = x.facts._replace(axes=x.facts.axes[1:])
     return Origin(x.needed | {Loop(depth, False)}, identity, facts, former=former)

@@ -1,6 +1,7 @@
 """Slicing: the part of a jaxpr that computes some of its outputs."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import analysis, equations
+from aqtlite.jaxpr import analysis, equations, marks
 from aqtlite.shapes.sharding import shape_of, zeros
 
 
@@ -107,6 +108,11 @@ def _evaluate_equation(
 ) -> list[Any]:
     if eqn.primitive is primitives.scan_p:
         return _evaluate_scan(eqn, inputs, used)
+    mapped = marks.mapped_call(eqn)
+    if mapped is not None:
+        axes = [0 if one else None for one in mapped.is_mapped]
+        run = functools.partial(_evaluate, mapped.body, outputs=used)
+        return jax.vmap(run, (axes,))(inputs)
     body = equations.called_body(eqn)
     if body is not None:
         return _evaluate(body, inputs, used)

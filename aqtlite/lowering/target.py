@@ -100,7 +100,7 @@ class TargetDependent(abc.ABC):
 
     def mapped(self, axes: Sequence[int | None], *args: Any) -> jax.Array:
         """Maps the function over axes of the arguments; the new axis is the first."""
-        return _Mapped(self, tuple(axes))(*args)
+        return Mapped(self, tuple(axes))(*args)
 
     def packing(
         self, known: frozenset[int], types: Sequence[jax.ShapeDtypeStruct]
@@ -209,7 +209,7 @@ def _jvp(primals, tangents, *, function: TargetDependent):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Mapped(TargetDependent):
+class Mapped(TargetDependent):
     """A function mapped over axes of its arguments; the new axis is the first one."""
 
     function: TargetDependent

@@ -15,7 +15,7 @@ from aqtlite.jaxpr.origins import NOTHING, Origin
 from aqtlite.jaxpr.rule_sites import InCall
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, DotGeneral, Operation
-from aqtlite.program import injected, matching, unsummed
+from aqtlite.program import matching, unsummed
 from aqtlite.program.equation import why_not_quantized
 from aqtlite.program.naming import Name
 from aqtlite.program.planned import PlannedContraction
@@ -64,7 +64,7 @@ def added(
         if of_call is None:
             continue
         within = rule_sites.find(call, of_call)
-        scope = injected.without_mark(call.scope.path)
+        scope = call.scope.path
         path, module = scope, scope
         if inside:
             path = by_location[inside[0]].path.partition("#")[0]

@@ -1,29 +1,29 @@
-"""Contractions marked with configs of their own, which take precedence over rules.
+"""Contractions that carry configs of their own, which take precedence over rules.
 
 An injected function (`aqtlite.flax.nnx.AqtDotGeneral`) usually quantizes by itself.
-Inside a model quantized by rules it contracts floats instead, and marks the contraction
-with its config, so that both kinds share one plan, one state and one conversion. The
-injected functions of Linen always quantize by themselves, and mark contractions only
-for the plan of a model.
+Inside a model quantized by rules it contracts floats instead, in a call marked with its
+config, so that both kinds share one plan, one state and one conversion. The injected
+functions of Linen always quantize by themselves, and mark contractions only for the
+plan of a model.
 """
 
 import contextlib
-import re
-import threading
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
+from jax.extend.core import Primitive
 
 from aqtlite import config
+from aqtlite.contraction import differentiation
+from aqtlite.contraction.contract import Options, contract
+from aqtlite.jaxpr.marks import Mark
+from aqtlite.jaxpr.sites import Site
+from aqtlite.operations import Operation
 
 # A user context is part of JAX's cache keys, so traces with and without it stay apart.
 _is_marked = jax.make_user_context(default_value=False)
-
-_MARK = re.compile(r"aqtlite_(?:config|described)_(\d+)")
-_DESCRIBED = re.compile(r"\baqtlite_described_")
-
-_configs: dict[config.DotGeneral, int] = {}
-_lock = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -38,35 +38,111 @@ def is_marking() -> bool:
     return bool(_is_marked.value)
 
 
-def mark(cfg: config.DotGeneral) -> contextlib.AbstractContextManager[None]:
-    """Returns the name scope of a contraction to be quantized with a config."""
-    return jax.named_scope(f"aqtlite_config_{_number(cfg)}")
+@dataclasses.dataclass(frozen=True)
+class Injected(Mark):
+    """A float contraction to be quantized with a config.
 
-
-def describe(cfg: config.DotGeneral) -> contextlib.AbstractContextManager[None]:
-    """Returns the name scope of a contraction that quantizes by itself with a config.
-
-    The program with this scope is planned, and never evaluated.
+    Mapped by `jax.vmap`, each call has scales of its own, as where the function
+    quantizes by itself. Of a calibration with a state there is one for all calls, since
+    such a function has no variables: then what is contracted is the whole arrays.
     """
-    return jax.named_scope(f"aqtlite_described_{_number(cfg)}")
+
+    cfg: config.DotGeneral
+
+    def mapped(self, axes: Sequence[int | None], *args: Any) -> jax.Array:
+        if not self.cfg.has_states:
+            return super().mapped(axes, *args)
+        function = _Mapped(self.function, tuple(axes))
+        return dataclasses.replace(self, function=function)(*args)
 
 
-def _number(cfg: config.DotGeneral) -> int:
-    with _lock:
-        return _configs.setdefault(cfg, len(_configs))
+@dataclasses.dataclass(frozen=True)
+class Described(Injected):
+    """A contraction that quantizes by itself with a config.
+
+    The program with it is planned, and never evaluated.
+    """
+
+    def tangent(
+        self, out: jax.Array, args: Sequence[Any], tangents: Sequence[Any]
+    ) -> jax.Array:
+        # As in the program that quantizes, plans leave out gradients of contractions.
+        with jax.named_scope(differentiation.SCOPE):
+            return super().tangent(out, args, tangents)
 
 
-def config_of(scope: str) -> config.DotGeneral | None:
-    """Returns the config in the mark of a name scope, or None."""
-    found = _MARK.findall(scope)
-    return list(_configs)[int(found[-1])] if found else None
+def config_of(site: Site) -> config.DotGeneral | None:
+    """Returns the config of the mark around a contraction or lookup, or None."""
+    return site.mark.cfg if isinstance(site.mark, Injected) else None
 
 
-def is_described(scope: str) -> bool:
-    """Whether a name scope is of a contraction that quantizes by itself."""
-    return _DESCRIBED.search(scope) is not None
+@dataclasses.dataclass(frozen=True)
+class _Mapped:
+    """A function mapped by `jax.vmap`."""
+
+    function: Callable[..., jax.Array]
+    axes: tuple[int | None, ...]
+
+    def __call__(self, *args: Any) -> jax.Array:
+        mapped: jax.Array = jax.vmap(self.function, self.axes)(*args)
+        return mapped
 
 
-def without_mark(scope: str) -> str:
-    """Returns a name scope without marks."""
-    return "/".join(name for name in scope.split("/") if not _MARK.fullmatch(name))
+@dataclasses.dataclass(frozen=True)
+class Equation:
+    """An equation of one result, as a function of its inputs."""
+
+    primitive: Primitive
+    params: tuple[tuple[str, Any], ...]
+    """Its parameters, by name."""
+
+    @classmethod
+    def of(cls, eqn: Any) -> "Equation":
+        """Returns an equation of a jaxpr."""
+        return cls(eqn.primitive, tuple(eqn.params.items()))
+
+    def with_params(self, **params: Any) -> "Equation":
+        """Returns the equation with other values of some parameters."""
+        changed = {**dict(self.params), **params}
+        return dataclasses.replace(self, params=tuple(changed.items()))
+
+    def __call__(self, *values: Any) -> jax.Array:
+        result: jax.Array = self.primitive.bind(*values, **dict(self.params))
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _FloatContraction:
+    """A contraction of floats, as a function of the arrays of its parts."""
+
+    structure: Any
+    """Tree of the operation, lhs and rhs."""
+
+    options: Options
+
+    def __call__(self, *leaves: Any) -> Any:
+        operation, lhs, rhs = jax.tree.unflatten(self.structure, leaves)
+        return contract(None, operation, lhs, rhs, self.options)
+
+
+def marked(
+    mark: Callable[..., Injected],
+    cfg: config.DotGeneral,
+    operation: Operation,
+    lhs: Any,
+    rhs: Any,
+    options: Options,
+) -> jax.Array:
+    """Contracts floats, marked.
+
+    Args:
+        mark: `Injected` or `Described`.
+        cfg: the config to quantize it with.
+        operation: the contraction.
+        lhs: array.
+        rhs: array.
+        options: other arguments; those of quantized contractions are not used.
+    """
+    leaves, structure = jax.tree.flatten((operation, lhs, rhs))
+    function = _FloatContraction(structure, options._replace(key=None, states=None))
+    return mark(function, cfg)(*leaves)

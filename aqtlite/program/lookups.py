@@ -39,7 +39,7 @@ def planned(
     found = [
         site
         for site in sites
-        if (are_named or injected.config_of(site.scope.path) is not None)
+        if (are_named or injected.config_of(site) is not None)
         and not in_rules.is_quantized_already(site)
         and _reads_parameter(site, parameters)
     ]
@@ -74,7 +74,7 @@ def _decided(
         PlannedOperand.of(atom.aval, origin, parameters)
         for atom, origin in zip(site.eqn.invars[:2], site.operands[:2], strict=True)
     )
-    given = injected.config_of(site.scope.path)
+    given = injected.config_of(site)
     one = PlannedLookup(
         *name,
         lhs=table,

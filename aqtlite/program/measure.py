@@ -216,25 +216,25 @@ class _Alone:
         weights = [i for i, kind in enumerate(kinds) if kind == "weight"]
         self.params = {i: values[i] for i in weights}
         self.others = {i: x for i, x in enumerate(values) if i not in weights}
-        params = {**eqn.params, "out_sharding": None}
-
-        def contract(weights: Mapping[int, Any], others: Mapping[int, Any]) -> Any:
-            given = {**weights, **others}
-            operands = [given[i] for i in range(len(given))]
-            return eqn.primitive.bind(*operands, **params)
-
-        def marked(*operands: Any) -> Any:
-            with injected.mark(cfg):
-                return contract(*operands)
-
-        self.in_float = contract
+        in_float = injected.Equation.of(eqn).with_params(out_sharding=None)
+        self.in_float = _of_parts(in_float)
         self.quantized: QuantizedFunction = (
-            quantize_function(marked, (), params=0)
+            quantize_function(_of_parts(injected.Injected(in_float, cfg)), (), params=0)
             if one.is_injected
-            else quantize_function(contract, Rule(cfg=cfg), params=0)
+            else quantize_function(self.in_float, Rule(cfg=cfg), params=0)
         )
         # Empty if the calibrations have no state.
         self.state = self.quantized.init_state(self.params, self.others)
+
+
+def _of_parts(contract: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of operands as one of the weights and of the others."""
+
+    def contracted(weights: Mapping[int, Any], others: Mapping[int, Any]) -> Any:
+        given = {**weights, **others}
+        return contract(*(given[i] for i in range(len(given))))
+
+    return contracted
 
 
 def _values(avals: Sequence[Any]) -> list[jax.Array]:

@@ -12,7 +12,6 @@ from aqtlite import errors
 from aqtlite.jaxpr import module_scopes, tracing
 from aqtlite.jaxpr.module_scopes import Resolved
 from aqtlite.jaxpr.sites import Site
-from aqtlite.program import injected
 
 Parameters = int | Sequence[int] | Callable[[str], bool] | None
 """The arguments of a function that are parameters; see `quantize_function`."""
@@ -115,7 +114,7 @@ def naming_of(paths: Paths) -> Naming:
 
 
 def _resolved(site: Site) -> Resolved:
-    return module_scopes.resolved(injected.without_mark(site.scope.path))
+    return module_scopes.resolved(site.scope.path)
 
 
 def by_scope(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[Name]:

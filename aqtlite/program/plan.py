@@ -224,7 +224,7 @@ def make(
         [x for x in contents.contractions if x.eqn.primitive.name in names]
         for names in kinds
     )
-    found = [site for site in found if not _is_quantized_already(site)]
+    found = [site for site in found if not in_rules.is_quantized_already(site)]
     names = naming(found, parameters)
     paths = numbered([name.path for name in names])
     kept = numbered([name.kept_under for name in names])
@@ -244,13 +244,6 @@ def make(
     return Plan(tuple(planned), tuple(rules), tuple(contents.named), unseen, read)
 
 
-def _is_quantized_already(site: Site) -> bool:
-    """Whether it is part of a quantized contraction, or of the gradient of one."""
-    path, transformations = site.scope
-    is_of_gradient = injected.is_described(path) and "transpose" in transformations
-    return in_rules.is_quantized_already(site) or is_of_gradient
-
-
 _FLOAT = config.unquantized()
 
 
@@ -266,14 +259,14 @@ def _planned(
         PlannedOperand.of(atom.aval, origin, parameters)
         for atom, origin in zip(site.eqn.invars[:2], site.operands, strict=True)
     )
-    given = injected.config_of(site.scope.path)
+    given = injected.config_of(site)
     one = undecided(site, name, kept_as, lhs, rhs)
     named = names_of_weights(site, parameters)
     one = dataclasses.replace(one, parameters=named)
     if given is not None:
         one = dataclasses.replace(one, is_injected=True)
         why = why_not_quantized(site.eqn)
-        if why is None and not injected.is_described(site.scope.path):
+        if why is None and not isinstance(site.mark, injected.Described):
             why = obstacles.why_not_replaced(site)
         return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
     index = next(

@@ -50,12 +50,11 @@ class PlannedOperation(abc.ABC):
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
             del states
-            with injected.mark(self.cfg):
-                return self.in_float(values), None
+            mark = injected.Injected(injected.Equation.of(self.site.eqn), self.cfg)
+            return [mark(*values)], None
 
         return Replacement(function, states)
 
     def bound(self, values: Sequence[Any]) -> list[jax.Array]:
         """Evaluates its equation as it stands."""
-        eqn = self.site.eqn
-        return [eqn.primitive.bind(*values, **eqn.params)]
+        return [injected.Equation.of(self.site.eqn)(*values)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from aqtlite.jaxpr import equations, opaque, producers, user_rules, written_products
 from aqtlite.jaxpr.sites import Site
-from aqtlite.program import in_rules, injected, patterns
+from aqtlite.program import in_rules, patterns
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.rules import ANY_PATH, Rule
 
@@ -81,7 +81,7 @@ def _in_rules(calls: Sequence[Site]) -> Iterator[tuple[str, str, str]]:
 
 
 def _path(site: Site) -> str:
-    return injected.without_mark(site.scope.path)
+    return site.scope.path
 
 
 def _rule_for(path: str, rules: Sequence[Rule]) -> int | None:

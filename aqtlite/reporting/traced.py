@@ -14,7 +14,6 @@ from aqtlite.jaxpr import opaque, producers, registry, sites, written_products
 from aqtlite.jaxpr.origins import Loop, Origin, digest
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import target
-from aqtlite.program import injected
 from aqtlite.program.equation import equation_of
 from aqtlite.program.naming import by_scope_or_leaf, numbered
 from aqtlite.program.planned_operand import PlannedOperand
@@ -188,7 +187,7 @@ def _outside(site: Site, parameters: Mapping[int, str]) -> Site:
 
     A quantized weight counts as what it is made of, whose name it has.
     """
-    names = injected.without_mark(site.scope.path).split("/")
+    names = site.scope.path.split("/")
     names = [name for name in names if name not in (_AGAIN, "checkpoint")]
     if differentiation.SCOPE in names:
         names = names[: names.index(differentiation.SCOPE)]

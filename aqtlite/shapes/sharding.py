@@ -13,7 +13,7 @@ Tree = TypeVar("Tree")
 Sharding = TypeVar("Sharding", NamedSharding, PartitionSpec)
 
 
-def explicit_sharding(x: jax.Array) -> NamedSharding | None:
+def explicit_sharding(x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding | None:
     """Returns the sharding of an array on a mesh with explicit axes, otherwise None.
 
     With explicit axes, JAX refuses to split or merge sharded axes, and a contraction
@@ -46,7 +46,7 @@ def describe(x: Any) -> str:
     return f"{name}[{','.join(map(str, x.shape))}]"
 
 
-def shape_of_slice(x: jax.Array) -> jax.ShapeDtypeStruct:
+def shape_of_slice(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Returns the shape, dtype and sharding of one element along the first axis."""
     sharding = explicit_sharding(x)
     if sharding is not None:

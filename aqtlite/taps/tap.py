@@ -22,7 +22,7 @@ from aqtlite.jaxpr import module_scopes, rewriting, sites
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import Operation
-from aqtlite.program import flax_models, injected
+from aqtlite.program import flax_models
 from aqtlite.program.naming import numbered
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -179,7 +179,7 @@ def _is_again(site: Site, note: tapped.Note) -> bool:
 
 
 def _path(site: Site) -> str:
-    scope = module_scopes.resolved(injected.without_mark(site.scope.path)).path
+    scope = module_scopes.resolved(site.scope.path).path
     names = scope.split("/")
     outer = names[: names.index(differentiation.SCOPE)]
     return "/".join(name for name in outer if name != _AGAIN)

@@ -8,7 +8,6 @@ from jax.extend.core import primitives
 
 from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import module_scopes, registry
-from aqtlite.program import injected
 from aqtlite.program.equation import equation_of
 from aqtlite.program.naming import numbered
 from aqtlite.program.plan_table import NO_SCOPE
@@ -105,7 +104,7 @@ def shown(step: Step) -> str:
 
 def _scope(step: Step) -> tuple[str, bool]:
     """Returns the scope in plans, and whether it is of a quantized contraction."""
-    path = module_scopes.resolved(injected.without_mark(step.path)).path
+    path = module_scopes.resolved(step.path).path
     names = path.split("/")
     if differentiation.SCOPE not in names:
         return path, False

@@ -8,7 +8,7 @@ from jax.extend.core import primitives
 
 from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import equations, module_scopes, scopes
-from aqtlite.program import flax_models, injected
+from aqtlite.program import flax_models
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.testing.traced_values import TracedValues
 
@@ -92,7 +92,7 @@ def _sums(
             "branches, where their values cannot be seen: unroll them"
         )
     for one in found:
-        path = injected.without_mark(scopes.parse(one.scope).path)
+        path = scopes.parse(one.scope).path
         names = module_scopes.resolved(path).path.split("/")
         if differentiation.SCOPE in names:
             names = names[: names.index(differentiation.SCOPE)]

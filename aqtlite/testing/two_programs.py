@@ -19,7 +19,6 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from aqtlite.jaxpr import equations, module_scopes, scopes
-from aqtlite.program import injected
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing import differences
@@ -286,7 +285,7 @@ def shown(equation: Equation) -> str:
 
 
 def _text(eqn: Any, scope: str, loops: tuple[int, ...]) -> str:
-    path = module_scopes.resolved(injected.without_mark(scopes.parse(scope).path)).path
+    path = module_scopes.resolved(scopes.parse(scope).path).path
     types = ", ".join(type_of(atom.aval) for atom in eqn.invars)
     steps = "".join(f", step {number} of a loop" for number in loops)
     return (

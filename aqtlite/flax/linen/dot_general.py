@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -146,19 +146,20 @@ class Injected:
             options = options._replace(key=_rng(scope))
         if entry is not None:
             states = statistics.update(call, operands, entry)
-        mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        run: Callable[..., Any] = contract
         if callers.is_in_float():
             if cfg.is_quantized and injected.is_marking() and not call.is_product:
-                mark = injected.describe(cfg)
-            cfg, states = config.unquantized(), States()
+                run = functools.partial(injected.marked, injected.Described)
+            else:
+                cfg, states = config.unquantized(), States()
         options = options._replace(states=states)
-        run = functools.partial(contract, cfg, operation, options=options)
+        run = functools.partial(run, cfg, operation, options=options)
         if any(isinstance(x, lookup.Either) for x in operands):
             run = functools.partial(lookup.contract, run)
         naming: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if scope is not None:
             naming = errors.naming(path_of(scope))
-        with mark, naming:
+        with naming:
             result: Any = run(*operands)
         # Outside of the branches of `lookup.contract`, so that it happens once.
         out_name = self.name or out_name or operation.name

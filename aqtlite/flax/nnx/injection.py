@@ -1,6 +1,5 @@
 """The quantized contractions to inject into NNX layers, and an embedding for them."""
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -54,9 +53,10 @@ class Injected:
         cfg = self.cfg
         in_float = cfg is None or is_product(cfg, operation, rhs.shape)
         if cfg is not None and cfg.is_quantized and injected.is_marking():
-            # The plan says why what is not marked stays in float.
-            with contextlib.nullcontext() if in_float else injected.mark(cfg):
+            if in_float:  # The plan says why.
                 return contract(None, operation, lhs, rhs, options)
+            mark = injected.Injected
+            return injected.marked(mark, cfg, operation, lhs, rhs, options)
         if cfg is not None and collections_of(cfg) and not in_float:
             raise ValueError(
                 f"a calibration of {type(self).__name__}.cfg gathers statistics or is "
