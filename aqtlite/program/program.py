@@ -137,7 +137,7 @@ class Program:
                 moments = (self.place_of(one),)
             for side in sides:
                 key = OperandKey(module, position, side)
-                operand = FoundOperand.of(call, key, obstacle, is_injected=False)
+                operand = FoundOperand.of(call, key, obstacle)
                 operand = dataclasses.replace(
                     operand,
                     state=self.state_of_weight(one, side),

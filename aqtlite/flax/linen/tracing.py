@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from aqtlite.jaxpr import sites, tracing
 from aqtlite.program import flax_models, weight_parameters
 from aqtlite.program.program import Program
 from aqtlite.program.serving import given, statistics_uses
-from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import COLLECTION, FrozenEntry
 from aqtlite.program.serving.identity import Identity
@@ -121,8 +121,8 @@ class LinenModel(Model):
         )
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
-        injected = {one.key for one in weights if one.is_injected}
-        of_rules = [one for one in weights if not one.is_injected]
+        injected = {one.key for one in weights if _is_injected(one.key)}
+        of_rules = [one for one in weights if not _is_injected(one.key)]
         traced, program = self._traces[call], self._programs[call]
         if injected:
             recorder = recorders.storing(
@@ -144,16 +144,32 @@ class LinenModel(Model):
             read.update(self._buffers_in(variables))
         return CallTrace(traced.jaxpr, read, tuple(stored))
 
+    def made_of_weights(
+        self, weights: Mapping[OperandKey, Sequence[FoundOperand]]
+    ) -> Collection[OperandKey]:
+        return identification.made_of_weights(
+            {key: ones for key, ones in weights.items() if _is_injected(key)}
+        )
+
+    def why_states_differ(self, weight: Weight) -> str:
+        if not _is_injected(weight.key):
+            return super().why_states_differ(weight)
+        return (
+            "the calls of its layer have calibration states of their own, by which a "
+            "function in a layer cannot tell its weights apart: let all calls share "
+            "them, by AqtDotGeneral(cfg, name=...), or quantize the model by rules"
+        )
+
     def identities(
         self,
         call: int,
         weights: Sequence[Weight],
         frozen: Mapping[Parameter, Placeholder],
     ) -> list[Identity | Refusal | None]:
-        injected = [one for one in weights if one.found.is_injected]
+        injected = [one for one in weights if _is_injected(one.key)]
         if not injected:
             return super().identities(call, weights, frozen)
-        of_rules = [one for one in weights if not one.found.is_injected]
+        of_rules = [one for one in weights if not _is_injected(one.key)]
         by_index = {
             one.index: found
             for ones, identities in (
@@ -192,9 +208,10 @@ class LinenModel(Model):
         return identification.identities(weights, traced.jaxpr, outputs, frozen)
 
     def finds_alike(self, weight: Weight, other: Weight) -> bool:
-        if weight.found.is_injected and other.found.is_injected:
+        are_injected = _is_injected(weight.key), _is_injected(other.key)
+        if all(are_injected):
             return identification.are_alike(weight, other)
-        if weight.found.is_injected or other.found.is_injected:
+        if any(are_injected):
             return False
         return super().finds_alike(weight, other)
 
@@ -298,6 +315,11 @@ class LinenModel(Model):
         Rules would match a float contraction.
         """
         return contraction.in_float() if self._by_rules is None else contraction
+
+
+def _is_injected(key: OperandKey) -> bool:
+    """Whether an operand is of an injected function, and not quantized by rules."""
+    return key.position < _FIRST_POSITION
 
 
 def _nodes(params: Any) -> list[Any]:

@@ -1,11 +1,12 @@
 """The interface to a framework: a model that reports what its calls contract."""
 
 import abc
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from aqtlite.program.serving.contraction import OperandKey
 from aqtlite.program.serving.frozen_record import FrozenEntry
 from aqtlite.program.serving.identity import Identity
 from aqtlite.program.serving.model import (
@@ -95,6 +96,19 @@ class Model(abc.ABC):
             weights: operands of the call that are weights.
         """
 
+    def made_of_weights(
+        self, weights: Mapping[OperandKey, Sequence[FoundOperand]]
+    ) -> Collection[OperandKey]:
+        """Returns weights that serving may not tell from results of frozen ones.
+
+        None, where serving sees how operands are made.
+
+        Args:
+            weights: operands of one call that are weights, by key.
+        """
+        del weights
+        return ()
+
     def identities(
         self,
         call: int,
@@ -117,6 +131,18 @@ class Model(abc.ABC):
     def finds_alike(self, weight: Weight, other: Weight) -> bool:
         """Whether serving cannot tell apart two weights with identities."""
         return weight.found.weight == other.found.weight
+
+    def why_states_differ(self, weight: Weight) -> str:
+        """Returns why serving cannot tell apart weights of a layer's several states.
+
+        Args:
+            weight: one of the weights, which are made of equal parameters.
+        """
+        del weight
+        return (
+            "it is made by contractions that have calibration states of their own in "
+            "each call of its layer"
+        )
 
     @abc.abstractmethod
     def serving(

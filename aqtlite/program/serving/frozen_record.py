@@ -104,13 +104,9 @@ class FrozenRecord:
         if self.recipe is None:
             object.__setattr__(self, "recipe", {recipe_name([self]): {}})
 
-    @property
-    def is_beside_floats_like_it(self) -> bool:
-        """Whether an operand like this one may be a float.
-
-        False if serving identifies it by its computation (a string identity).
-        """
-        return self.beside_floats and not isinstance(self.identity, str)
+    def fits(self, cfg: config.DotGeneral, operand: Operand) -> bool:
+        """Whether the weight was frozen for such an operand, and with such a config."""
+        return self.cfg == cfg and self.operand == operand
 
     def is_made_of(self, module: Sequence[str], path: Sequence[str]) -> bool:
         """Whether the weight may be made of a parameter.

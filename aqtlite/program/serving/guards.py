@@ -222,15 +222,15 @@ def fitting(
 
     Raises:
         ValueError: if a fitting weight is not stored as it was converted; or if there
-            are candidates, none fits, and the operand cannot be a float beside them.
+            are candidates, and none fits.
     """
-    of_config = [(name, entry) for name, entry in named if entry.record.cfg == cfg]
-    found = [one for one in of_config if one[1].record.operand == operand]
+    found = [one for one in named if one[1].record.fits(cfg, operand)]
     for name, entry in found:
         _check_stored(name, entry, steps, converter)
-    if not found and not any(one.record.is_beside_floats_like_it for _, one in named):
-        for name, entry in of_config:
-            refuse_another_operand(name, entry.record.operand, operand, converter)
+    if not found:
+        for name, entry in named:
+            if entry.record.cfg == cfg:
+                refuse_another_operand(name, entry.record.operand, operand, converter)
         for name, entry in named:
             refuse_another_config(name, entry.record.cfg, cfg, converter)
     return [_as_contracted(entry) for _, entry in found]

@@ -182,9 +182,6 @@ class FoundOperand:
     obstacle: str | None
     """Reason why no weight can be frozen here, if any."""
 
-    is_injected: bool
-    """Whether the contraction is an injected function, which sees only the arrays."""
-
     place: Place = Place((), 0)
     identity: str | None = None
     """Digest of its computation, if it depends only on parameters and constants."""
@@ -221,8 +218,6 @@ class FoundOperand:
         contraction: Contraction,
         key: OperandKey,
         obstacle: str | None,
-        *,
-        is_injected: bool,
     ) -> "FoundOperand":
         """Returns an operand of a contraction, before its origin is known."""
         return cls(
@@ -233,7 +228,6 @@ class FoundOperand:
             frozen_operands=contraction.frozen_operands,
             name=contraction.name,
             obstacle=obstacle,
-            is_injected=is_injected,
             is_product=contraction.is_product,
         )
 

@@ -72,7 +72,7 @@ def plan(model: Model) -> Plan:
     recorded: list[Weight] = []
     refusals: _Refusals = {}
     for call, one in enumerate(discoveries):
-        keys, not_weights = weights_lib.chosen(one.operands)
+        keys, not_weights = weights_lib.chosen(model, one.operands)
         weights = [found for found in one.operands if found.key in keys]
         weights = weights_lib.with_all_moments(discoveries, weights)
         if weights:
@@ -211,7 +211,7 @@ def _grouped(
             if model.finds_alike(weight, one):
                 members = (*weight.members, one.member)
                 if not weight.made_like(one):
-                    why = Refusal(_why_not_shared(weight, one))
+                    why = Refusal(_why_not_shared(model, weight, one))
                     refused.update(dict.fromkeys(members, why))
                 weights[index] = dataclasses.replace(weight, members=members)
                 break
@@ -231,20 +231,11 @@ def _grouped(
     return weights, refused
 
 
-def _why_not_shared(first: Weight, other: Weight) -> str:
+def _why_not_shared(model: Model, first: Weight, other: Weight) -> str:
     """Returns why serving cannot tell apart two weights that are not made alike."""
     if first.parameters != other.parameters or first.inputs == other.inputs:
         return "another weight of its module looks the same"
-    if first.found.is_injected:
-        return (
-            "the calls of its layer have calibration states of their own, by which a "
-            "function in a layer cannot tell its weights apart: let all calls share "
-            "them, by AqtDotGeneral(cfg, name=...), or quantize the model by rules"
-        )
-    return (
-        "it is made by contractions that have calibration states of their own in each "
-        "call of its layer"
-    )
+    return model.why_states_differ(first)
 
 
 def _share_a_place(one: Weight | FoundOperand, other: Weight) -> bool:

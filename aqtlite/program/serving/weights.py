@@ -6,7 +6,7 @@ cannot be frozen are returned with the reason.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -46,11 +46,12 @@ def check_some(discoveries: Sequence[Discovery]) -> None:
 
 
 def chosen(
-    operands: Iterable[FoundOperand],
+    model: Model, operands: Iterable[FoundOperand]
 ) -> tuple[frozenset[OperandKey], dict[OperandKey, Refusal]]:
     """Returns the operands to freeze, and why others are not.
 
     Args:
+        model: the model.
         operands: operands of one call of the model.
 
     Raises:
@@ -61,7 +62,7 @@ def chosen(
         by_key.setdefault(one.key, []).append(one)
     refusals = {key: _refusal(found) for key, found in by_key.items()}
     chosen = {key for key, refusal in refusals.items() if refusal is None}
-    for key in _made_of_weights(by_key, chosen):
+    for key in model.made_of_weights({key: by_key[key] for key in chosen}):
         chosen.discard(key)
         refusals[key] = Refusal("a quantized contraction of weights makes it")
     for key in sorted(chosen):
@@ -71,41 +72,6 @@ def chosen(
             chosen.discard(key)
             refusals[key] = Refusal("the rhs is a weight, too", is_expected=True)
     return frozenset(chosen), {k: r for k, r in refusals.items() if r is not None}
-
-
-def _made_of_weights(
-    by_key: Mapping[OperandKey, list[FoundOperand]], chosen: Collection[OperandKey]
-) -> set[OperandKey]:
-    """Returns weights that may be the result of an injected contraction of weights.
-
-    A function in a layer knows what is made of parameters by values that stand for
-    them, and a contraction has none to give.
-    """
-    found = set()
-    for rhs in chosen:
-        lhs = rhs._replace(side="lhs")
-        # In float, the other operand is not among those found.
-        is_alone = not any(one.cfg.fwd.lhs.is_quantized for one in by_key[rhs])
-        if rhs.side == "lhs" or not (lhs in chosen or is_alone):
-            continue
-        pair = [*by_key.get(lhs, ()), *by_key[rhs]]
-        made_of = {parameter for one in pair for parameter in one.parameters}
-        found |= {
-            key
-            for key in chosen
-            if key not in (lhs, rhs)
-            and any(_is_made_of_more(one, made_of, is_alone) for one in by_key[key])
-            and all(one.is_injected for one in (*pair, *by_key[key]))
-        }
-    return found
-
-
-def _is_made_of_more(
-    one: FoundOperand, parameters: set[Parameter], is_alone: bool
-) -> bool:
-    """Whether an operand may be made of parameters; beside others if `is_alone`."""
-    own = {*one.parameters}
-    return parameters < own if is_alone else parameters <= own
 
 
 def _refusal(found: list[FoundOperand]) -> Refusal | None:

@@ -1,6 +1,6 @@
 """The identities by which a bare call will find frozen weights."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,9 +9,47 @@ from jax.extend import core
 
 from aqtlite.flax.linen.bare import fingerprints
 from aqtlite.jaxpr import analysis, slicing
+from aqtlite.program.serving.contraction import OperandKey
 from aqtlite.program.serving.identity import Identity
-from aqtlite.program.serving.model import Parameter
+from aqtlite.program.serving.model import FoundOperand, Parameter
 from aqtlite.program.serving.weight import UNTOLD, Refusal, Weight
+
+
+def made_of_weights(
+    weights: Mapping[OperandKey, Sequence[FoundOperand]],
+) -> set[OperandKey]:
+    """Returns weights that may be the result of a contraction of weights.
+
+    A function in a layer knows what is made of parameters by values that stand for
+    them, and a contraction has none to give.
+
+    Args:
+        weights: operands of injected contractions of one call that are weights.
+    """
+    found = set()
+    for rhs in weights:
+        lhs = rhs._replace(side="lhs")
+        # In float, the other operand is not among those found.
+        is_alone = not any(one.cfg.fwd.lhs.is_quantized for one in weights[rhs])
+        if rhs.side == "lhs" or not (lhs in weights or is_alone):
+            continue
+        pair = [*weights.get(lhs, ()), *weights[rhs]]
+        made_of = {parameter for one in pair for parameter in one.parameters}
+        found |= {
+            key
+            for key in weights
+            if key not in (lhs, rhs)
+            and any(_is_made_of_more(one, made_of, is_alone) for one in weights[key])
+        }
+    return found
+
+
+def _is_made_of_more(
+    one: FoundOperand, parameters: set[Parameter], is_alone: bool
+) -> bool:
+    """Whether an operand may be made of parameters; beside others if `is_alone`."""
+    own = {*one.parameters}
+    return parameters < own if is_alone else parameters <= own
 
 
 def identities(

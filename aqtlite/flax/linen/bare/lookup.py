@@ -149,6 +149,12 @@ def _candidates(
     similar = [one for one in module.frozen if one.record.operand.is_like(operand)]
     for weight in similar:
         _check_not_beside_floats(module, weight)
+    may_be_float = any(
+        one.record.beside_floats and not isinstance(one.record.identity, str)
+        for one in similar
+    )
+    if may_be_float and not any(one.record.fits(cfg, operand) for one in similar):
+        return []
     named = [(module.name(weight.name), weight) for weight in similar]
     return guards.fitting(named, cfg, operand, (), guards.LINEN)
 

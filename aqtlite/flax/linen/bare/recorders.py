@@ -55,7 +55,7 @@ class Naming:
             if side in contraction.quantized_sides():
                 key = OperandKey(caller.path, position, side)
                 self.quantized[name] = FoundOperand.of(
-                    contraction, key, caller.obstacle, is_injected=True
+                    contraction, key, caller.obstacle
                 )
         for state in jax.tree.leaves(contraction.states):
             sites.mark(state, self.states)
