@@ -105,6 +105,56 @@ def test_a_jitted_function_is_traced_anew_inside_of_a_quantized_model():
     assert (double(X, model.kernel[...]) != X @ model.kernel[...]).any()
 
 
+class Mapped(nnx.Module):
+    """Three layers that run at once, and one that sees each row by itself."""
+
+    def __init__(self, cfg):
+        self.kernels = nnx.Param(
+            normal((3, 8, 8), 1) * jnp.array([1, 9, 99]).reshape(3, 1, 1)
+        )
+        self.kernel = nnx.Param(normal((8, 8), 2))
+        self.dot_general = AqtDotGeneral(cfg)
+
+    def __call__(self, x):
+        def contract(x, w):
+            return self.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
+
+        x = jax.vmap(contract, (None, 0))(x, self.kernels[...]).mean(0)
+        return jax.vmap(contract, (0, None))(x, self.kernel[...])
+
+
+def test_mapped_ones_have_scales_of_their_own():
+    """In a quantized model as where they quantize by themselves."""
+    cfg = config.fully_quantized(use_stochastic_rounding=False)
+    cfg = config.update(cfg, {"fwd.*.calib_shared_axes": "per_tensor"})
+    model = Mapped(cfg)
+    serving = convert(model, X, strict=True)
+
+    @nnx.jit
+    def run(model, quantized, serving):
+        gradients = (nnx.grad(lambda one: one(X).sum())(x) for x in (model, quantized))
+        return model(X), quantized(X), serving(X), *gradients
+
+    quantized = quantize_model(model)
+    wanted, trained, served, *gradients = run(model, quantized, serving)
+    np.testing.assert_array_equal(trained, wanted)
+    np.testing.assert_array_equal(served, wanted)
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.tree.leaves, gradients))
+    scales = [x.shape for x in jax.tree.leaves(nnx.state(serving)) if x.size == 3]
+    assert scales == [(3, 1, 1)]
+
+
+def test_a_model_that_differentiates_injected_ones_itself_is_refused():
+    class Force(Mlp):
+        def __call__(self, x):
+            return jax.grad(lambda x: super(Force, self).__call__(x).sum())(x)
+
+    with pytest.raises(
+        ValueError, match="quantize the function that is differentiated"
+    ):
+        call(quantize_model(Force(nnx.Rngs(0), dot_general=DOT_GENERAL)), X)
+
+
 def test_without_a_config_it_is_the_float_layer():
     layer = nnx.Linear(8, 4, dot_general=AqtDotGeneral(None), rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(layer(X), nnx.Linear(8, 4, rngs=nnx.Rngs(0))(X))
