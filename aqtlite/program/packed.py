@@ -12,7 +12,8 @@ from aqtlite.jaxpr import analysis, equations, rewriting, sites, slicing, tracin
 from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.replacement import Replacement, Replacements
 from aqtlite.jaxpr.sites import Site
-from aqtlite.lowering import packed_on_gpu, packing_of, target
+from aqtlite.lowering import packing_of, target
+from aqtlite.lowering.forms import packed_on_gpu
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.lowering.target import Target
 from aqtlite.program.merged import Merged

@@ -9,7 +9,7 @@ from jax import lax
 import aqtlite
 from aqtlite import calibration, config
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
-from aqtlite.lowering import packed_dot, processor
+from aqtlite.lowering.forms import packed_dot, processor
 from tests import common
 from tests.flax.support import init
 

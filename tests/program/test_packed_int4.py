@@ -7,7 +7,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config, numerics
-from aqtlite.lowering import pairs, processor
+from aqtlite.lowering.forms import pairs, processor
 from tests import common
 
 BLOCKS = {"fwd.rhs.blocks": config.Blocks(size=8)}

@@ -100,7 +100,7 @@ def multiplies_bfloat16() -> bool:
 def tpu_reads_rows() -> bool:
     """Returns True if the TPU multiplies int8 slower where lhs is not read by rows.
 
-    v5e and v5p do (`aqtlite.lowering.tpu`). False without a TPU in this process, where
+    v5e and v5p do (`lowering.forms.tpu`). False without a TPU in this process, where
     a program is compiled ahead of time for an unknown one.
     """
     if jax.default_backend() != "tpu":

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from aqtlite.lowering import layouts, plain, processor
+from aqtlite.lowering.forms import layouts, plain, processor
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import dimension_numbers as dn
 

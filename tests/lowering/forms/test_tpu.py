@@ -7,10 +7,11 @@ import pytest
 
 import aqtlite
 from aqtlite import config
-from aqtlite.lowering import Target, processor, tpu
+from aqtlite.lowering import Target
 from aqtlite.lowering.dot import Dot
+from aqtlite.lowering.forms import processor, tpu
 from tests.lowering.dots import integer_dot
-from tests.lowering.test_gpu import lowered
+from tests.lowering.forms.test_gpu import lowered
 
 ROWS = (((0,), (0,)), ((), ()))
 

@@ -9,7 +9,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config, lowering
-from aqtlite.lowering import narrow, processor
+from aqtlite.lowering.forms import narrow, processor
 from tests.common import DIMENSION_NUMBERS, MATMUL, normal
 from tests.lowering.dots import contract
 from tests.lowering.test_dots import exact

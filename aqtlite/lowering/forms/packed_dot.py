@@ -14,15 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import (
-    cpu,
-    int4_products,
-    layouts,
-    pairs,
-    plain,
-    processor,
-    target,
-)
+from aqtlite.lowering import target
+from aqtlite.lowering.forms import cpu, int4_products, layouts, pairs, plain, processor
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import shape_of

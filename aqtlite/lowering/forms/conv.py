@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import patches, plain, polyphase
 from aqtlite.lowering.contraction import Contraction, Side
-from aqtlite.lowering.convolution import Convolution
+from aqtlite.lowering.forms import patches, plain, polyphase
+from aqtlite.lowering.forms.convolution import Convolution
 
 
 @functools.partial(

@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from aqtlite.lowering import custom_call
-from aqtlite.lowering.int4_rows import BLOCK, Memory, Rows, Sizes, products
+from aqtlite.lowering.forms import custom_call
+from aqtlite.lowering.forms.int4_rows import BLOCK, Memory, Rows, Sizes, products
 
 LANES = 8
 """Number of rows of weights in a vector, and so of columns of the result."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.lowering import cpu, plain
+from aqtlite.lowering.forms import cpu, plain
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import ragged_axes
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.lowering import plain, ragged_blocks
 from aqtlite.lowering.contraction import Contraction, Side
+from aqtlite.lowering.forms import plain, ragged_blocks
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import ragged_axes
 from aqtlite.shapes.ragged_axes import RaggedAxes

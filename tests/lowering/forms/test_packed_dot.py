@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aqtlite.lowering import packed_dot, packing_of, processor
+from aqtlite.lowering import packing_of
+from aqtlite.lowering.forms import packed_dot, processor
 
 pytestmark = pytest.mark.code("quick")
 

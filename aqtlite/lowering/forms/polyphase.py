@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.lowering.convolution import Convolution
+from aqtlite.lowering.forms.convolution import Convolution
 
 Run = Callable[[jax.Array, jax.Array, Convolution], jax.Array]
 

@@ -13,16 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.lowering import (
-    custom_call,
-    digits,
-    exact,
-    int4_kernel,
-    pairs,
-    processor,
-)
-from aqtlite.lowering.int4_kernel import LANES, Kernel
-from aqtlite.lowering.int4_rows import BLOCK
+from aqtlite.lowering import digits, exact
+from aqtlite.lowering.forms import custom_call, int4_kernel, pairs, processor
+from aqtlite.lowering.forms.int4_kernel import LANES, Kernel
+from aqtlite.lowering.forms.int4_rows import BLOCK
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn

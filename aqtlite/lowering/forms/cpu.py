@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import plain, processor
+from aqtlite.lowering.forms import plain, processor
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import explicit_sharding
 

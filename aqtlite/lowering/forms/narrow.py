@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import cpu, exact, plain, processor
+from aqtlite.lowering import exact
+from aqtlite.lowering.forms import cpu, plain, processor
 from aqtlite.shapes import dimension_numbers as dn
 
 Units = tuple[float | None, float | None]

@@ -7,8 +7,8 @@ each tile of a row. XLA would take several kernels for it, and one byte at a tim
 import dataclasses
 from typing import Any
 
-from aqtlite.lowering import custom_call
 from aqtlite.lowering.digits import BITS
+from aqtlite.lowering.forms import custom_call
 
 BLOCK = 32
 """Number of products that are summed before the sums are widened."""

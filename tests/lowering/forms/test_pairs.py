@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite.lowering import packed_dot, pairs, processor
+from aqtlite.lowering.forms import packed_dot, pairs, processor
 from tests.lowering.dots import integer_dot
 
 pytestmark = pytest.mark.code("quick")

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from aqtlite.lowering import block_forms, processor
-from aqtlite.lowering.block_forms import BlockType
+from aqtlite.lowering.forms import block_forms, processor
+from aqtlite.lowering.forms.block_forms import BlockType
 from aqtlite.lowering.target import Target
 
 E8M0, E4M3 = np.dtype(jax.numpy.float8_e8m0fnu), np.dtype(jax.numpy.float8_e4m3fn)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from aqtlite import extras
-from aqtlite.lowering import processor
+from aqtlite.lowering.forms import processor
 
 _PACKAGE, _OLDEST = "llvmlite", (0, 50)
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.lowering import layouts
+from aqtlite.lowering.forms import layouts
 from aqtlite.lowering.packing import Packing
 
 

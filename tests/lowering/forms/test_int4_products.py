@@ -11,7 +11,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config, extras
-from aqtlite.lowering import custom_call, int4_products, processor
+from aqtlite.lowering.forms import custom_call, int4_products, processor
 from tests import common
 
 LAST_AXES = ((1,), (1,)), ((), ())

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import cpu, plain, processor
+from aqtlite.lowering.forms import cpu, plain, processor
 from aqtlite.shapes import dimension_numbers as dn
 
 _MATRICES = ((1,), (1,)), ((), ())

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from aqtlite.lowering import processor
+from aqtlite.lowering.forms import processor
 from aqtlite.lowering.target import Target
 
 Form = Literal["float32", "bfloat16", "by block", "block-scaled"]

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import cpu, gpu, plain, processor
-from aqtlite.lowering.convolution import Convolution
+from aqtlite.lowering.forms import cpu, gpu, plain, processor
+from aqtlite.lowering.forms.convolution import Convolution
 from aqtlite.lowering.target import Target
 
 Axes = tuple[int, ...]
