@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from aqtlite.contraction.ragged_dot import make_ragged_dot
     from aqtlite.invariance.transform import invariant
     from aqtlite.jaxpr.registry import register_operation
-    from aqtlite.program import rules
     from aqtlite.program.biases import correct_biases
     from aqtlite.program.calibration_state import with_gradient_statistics
     from aqtlite.program.compile_serving import ServingProgram, compile_serving
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from aqtlite.program.merging import MergeReport
     from aqtlite.program.plan_of_call import plan
     from aqtlite.program.quantize import quantize_function
-    from aqtlite.program.rules import Rule
+    from aqtlite.program.rules import rules
+    from aqtlite.program.rules.rules import Rule
     from aqtlite.program.serving.placeholder import is_frozen
     from aqtlite.program.tabulate import tabulate
     from aqtlite.qtensor import shape_operations
@@ -106,7 +106,7 @@ _PLACES = {
     "MergeReport": "program.merging:MergeReport",
     "Finding": "taps.diagnose:Finding",
     "QTensor": "qtensor.qtensor:QTensor",
-    "Rule": "program.rules:Rule",
+    "Rule": "program.rules.rules:Rule",
     "ServingProgram": "program.compile_serving:ServingProgram",
     "Taps": "taps.records:Taps",
     "choose_bits": "allocation.choose:choose_bits",
@@ -136,7 +136,7 @@ _PLACES = {
     "remat": "contraction.remat",
     "report": "reporting.report:report",
     "restored_statistics": "quantization.stored_statistics:restored_statistics",
-    "rules": "program.rules",
+    "rules": "program.rules.rules",
     "sensitivity": "allocation.sensitivity:sensitivity",
     "shape_operations": "qtensor.shape_operations",
     "statistics": "quantization.statistics",

@@ -11,9 +11,9 @@ from rich import filesize
 
 from aqtlite.allocation import plots, tables
 from aqtlite.program import plan_table
-from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan_table import NO_SCOPE
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules import rules as rules_lib
+from aqtlite.program.rules.rules import Rule
 
 Unit = Literal["bytes", "seconds"]
 """What a budget is of."""

@@ -22,7 +22,7 @@ from aqtlite.program.measurement import MeasuredContraction, Measurement
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.quantize import QuantizedFunction, quantize_function
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules.rules import Rule
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 500
 

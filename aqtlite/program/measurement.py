@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from aqtlite import config
 from aqtlite.config import tables
-from aqtlite.program import patterns, plan_table
-from aqtlite.program import rules as rules_lib
+from aqtlite.program import plan_table
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules import patterns
+from aqtlite.program.rules import rules as rules_lib
+from aqtlite.program.rules.rules import Rule
 
 Purpose = Literal["serving", "training"]
 

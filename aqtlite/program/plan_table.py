@@ -11,7 +11,7 @@ import rich.text
 
 from aqtlite.config import DotGeneral, DotGeneralRaw, arithmetic, tables
 from aqtlite.operations import SIDES
-from aqtlite.program import rule_gradients
+from aqtlite.program.gradient_rules import rule_gradients
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 

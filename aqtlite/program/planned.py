@@ -15,9 +15,9 @@ from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.program import low_rank
+from aqtlite.program.gradient_rules.recognized import Again, Gradient
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.planned_operation import NO_STATES, PlannedOperation
-from aqtlite.program.recognized import Again, Gradient
 from aqtlite.quantization import granularity, rotation, sparsity
 from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS, collections_of
 from aqtlite.quantization.statistics import States

@@ -28,7 +28,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.program import Path, Program
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules.rules import Rule
 from aqtlite.program.serving import guards, statistics_uses
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,

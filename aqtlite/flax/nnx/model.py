@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from aqtlite.flax.nnx import partitioning
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules.rules import Rule
 from aqtlite.program.serving.frozen_record import IDENTITY, RECORD
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.state_collections import (

@@ -19,9 +19,9 @@ from aqtlite.flax.nnx.model import (
 )
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.program import adapter_init, calibration_state
-from aqtlite.program import rules as rules_lib
 from aqtlite.program.convert import frozen_by_module, program_of
 from aqtlite.program.plan import Plan
+from aqtlite.program.rules import rules as rules_lib
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.placeholder import is_placeholder
 from aqtlite.quantization.state_collections import ADAPTER

@@ -13,7 +13,7 @@ import aqtlite.flax.nnx
 from aqtlite import Rule, config
 from aqtlite.errors import RulesError
 from aqtlite.flax import quantize_model
-from aqtlite.program import patterns
+from aqtlite.program.rules import patterns
 from tests.common import nearest
 from tests.program.test_plan import planned
 

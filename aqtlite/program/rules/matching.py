@@ -7,10 +7,10 @@ from typing import Protocol
 from jax.extend import core
 
 from aqtlite.jaxpr import equations, registry
-from aqtlite.program import overshadowed, patterns
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned_operand import PlannedOperand
-from aqtlite.program.rules import ANY_PATH, Rule
+from aqtlite.program.rules import overshadowed, patterns
+from aqtlite.program.rules.rules import ANY_PATH, Rule
 
 
 class Matched(Protocol):

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from aqtlite.jaxpr import equations, opaque, producers, user_rules, written_products
 from aqtlite.jaxpr.sites import Site
-from aqtlite.program import in_rules, injected, patterns
+from aqtlite.program import injected
+from aqtlite.program.gradient_rules import in_rules
 from aqtlite.program.plan_table import NO_SCOPE
-from aqtlite.program.rules import ANY_PATH, Rule
+from aqtlite.program.rules import patterns
+from aqtlite.program.rules.rules import ANY_PATH, Rule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from absl import logging
 
 from aqtlite import config, numerics
 from aqtlite.jaxpr import registry
-from aqtlite.program import qwix_tensors
-from aqtlite.program.qwix_tensors import Asked, MxScales, no_equivalent
+from aqtlite.program.rules import qwix_tensors
+from aqtlite.program.rules.qwix_tensors import Asked, MxScales, no_equivalent
 
 _DEFAULTS: dict[str, Any] = {
     "module_path": ".*",

@@ -7,10 +7,10 @@ from jax.extend import core
 
 from aqtlite.errors import RulesError
 from aqtlite.jaxpr import lookups, registry, sites
-from aqtlite.program import matching, overshadowed, patterns
 from aqtlite.program.naming import Name, Naming
 from aqtlite.program.planned_lookup import Planned
-from aqtlite.program.rules import ANY_PATH, Rule
+from aqtlite.program.rules import matching, overshadowed, patterns
+from aqtlite.program.rules.rules import ANY_PATH, Rule
 
 
 def check_used(

@@ -12,7 +12,11 @@ from aqtlite import Rule, quantize_function
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.flax import quantize_model
 from tests.common import mostly_slow, nearest, normal
-from tests.program.test_rule_gradients import gradients_of, in_float, with_vjp
+from tests.program.gradient_rules.test_rule_gradients import (
+    gradients_of,
+    in_float,
+    with_vjp,
+)
 
 pytestmark = pytest.mark.code("quick")
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from aqtlite import Rule, calibration, config, numerics
-from aqtlite.program import rules as rules_lib
+from aqtlite.program.rules import rules as rules_lib
 
 pytestmark = pytest.mark.code("quick")
 

@@ -13,7 +13,7 @@ from aqtlite.jaxpr.origins import Transposed
 from aqtlite.jaxpr.rule_sites import InCall
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Side
-from aqtlite.program import convolutions_in_rules, ragged_dots_in_rules
+from aqtlite.program.gradient_rules import convolutions_in_rules, ragged_dots_in_rules
 
 
 @dataclasses.dataclass(frozen=True)

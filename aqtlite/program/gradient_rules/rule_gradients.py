@@ -20,9 +20,9 @@ from aqtlite.config import arithmetic
 from aqtlite.contraction import differentiation, execution
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import SIDES, DotGeneral, Operation, RaggedDot
-from aqtlite.program import convolutions_in_rules, ragged_dots_in_rules
+from aqtlite.program.gradient_rules import convolutions_in_rules, ragged_dots_in_rules
+from aqtlite.program.gradient_rules.recognized import Gradient
 from aqtlite.program.planned import PlannedContraction
-from aqtlite.program.recognized import Gradient
 
 
 def config_of(cfg: config.DotGeneral, name: str) -> config.DotGeneralRaw:

@@ -15,13 +15,14 @@ from aqtlite.jaxpr.origins import NOTHING, Origin
 from aqtlite.jaxpr.rule_sites import InCall
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, DotGeneral, Operation
-from aqtlite.program import injected, matching, unsummed
+from aqtlite.program import injected, unsummed
 from aqtlite.program.equation import why_not_quantized
+from aqtlite.program.gradient_rules.recognized import Again, Gradient, recognized
 from aqtlite.program.naming import Name
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_operand import PlannedOperand
-from aqtlite.program.recognized import Again, Gradient, recognized
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules import matching
+from aqtlite.program.rules.rules import Rule
 from aqtlite.program.undecided import undecided
 
 STEP = "gradient"

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from aqtlite import config, errors
 from aqtlite.config import serialization
 from aqtlite.jaxpr import registry
-from aqtlite.program import patterns, rules_json, rules_qwix
-from aqtlite.program.qwix_tensors import MxScales
+from aqtlite.program.rules import patterns, rules_json, rules_qwix
+from aqtlite.program.rules.qwix_tensors import MxScales
 from aqtlite.quantization.state_collections import collections_of
 
 ANY_PATH = ".*"

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 
 from aqtlite import Rule, edge
-from aqtlite.program import patterns
+from aqtlite.program.rules import patterns
 
 pytestmark = pytest.mark.code("quick")
 
