@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from aqtlite.contraction.ragged_dot import make_ragged_dot
     from aqtlite.invariance.transform import invariant
     from aqtlite.jaxpr.registry import register_operation
+    from aqtlite.program.adapters.initial_adapters import with_initial_adapters
+    from aqtlite.program.adapters.merge_adapters import merge_adapters
+    from aqtlite.program.adapters.merging import MergeReport
     from aqtlite.program.biases import correct_biases
     from aqtlite.program.calibration_state import with_gradient_statistics
     from aqtlite.program.compile_serving import ServingProgram, compile_serving
     from aqtlite.program.convert import convert_function
-    from aqtlite.program.initial_adapters import with_initial_adapters
     from aqtlite.program.measure import measure_serving, measure_training
-    from aqtlite.program.merge_adapters import merge_adapters
-    from aqtlite.program.merging import MergeReport
     from aqtlite.program.plan_of_call import plan
     from aqtlite.program.quantize import quantize_function
     from aqtlite.program.rules import rules
@@ -103,7 +103,7 @@ _MODULES = [
 ]
 
 _PLACES = {
-    "MergeReport": "program.merging:MergeReport",
+    "MergeReport": "program.adapters.merging:MergeReport",
     "Finding": "taps.diagnose:Finding",
     "QTensor": "qtensor.qtensor:QTensor",
     "Rule": "program.rules.rules:Rule",
@@ -126,7 +126,7 @@ _PLACES = {
     "make_ragged_dot": "contraction.ragged_dot:make_ragged_dot",
     "measure_serving": "program.measure:measure_serving",
     "measure_training": "program.measure:measure_training",
-    "merge_adapters": "program.merge_adapters:merge_adapters",
+    "merge_adapters": "program.adapters.merge_adapters:merge_adapters",
     "plan": "program.plan_of_call:plan",
     "plot_taps": "taps.history:plot_taps",
     "quantize": "quantization.quantize:quantize",
@@ -144,7 +144,7 @@ _PLACES = {
     "tap": "taps.tap:tap",
     "tap_against_float": "taps.tap:tap_against_float",
     "with_gradient_statistics": "program.calibration_state:with_gradient_statistics",
-    "with_initial_adapters": "program.initial_adapters:with_initial_adapters",
+    "with_initial_adapters": "program.adapters.initial_adapters:with_initial_adapters",
     **{name: name for name in _MODULES},
 }
 

@@ -27,12 +27,12 @@ from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
     injected,
     lookups,
-    low_rank,
     obstacles,
     plan_table,
     unsummed,
     visibility,
 )
+from aqtlite.program.adapters import low_rank
 from aqtlite.program.equation import EMPTY, why_not_quantized
 from aqtlite.program.gradient_rules import in_rules
 from aqtlite.program.naming import (

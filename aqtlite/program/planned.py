@@ -14,7 +14,7 @@ from aqtlite.contraction import ragged_dot
 from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
-from aqtlite.program import low_rank
+from aqtlite.program.adapters import low_rank
 from aqtlite.program.gradient_rules.recognized import Again, Gradient
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.planned_operation import NO_STATES, PlannedOperation

@@ -18,8 +18,9 @@ from aqtlite.invariance import transform
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement, Replacements
 from aqtlite.operations import SIDES, Side
-from aqtlite.program import low_rank, plan_checks, weight_parameters
+from aqtlite.program import plan_checks, weight_parameters
 from aqtlite.program import steps as steps_lib
+from aqtlite.program.adapters import low_rank
 from aqtlite.program.gradient_rules import rule_gradients
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction

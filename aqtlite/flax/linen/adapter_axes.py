@@ -7,7 +7,8 @@ import jax
 from flax import linen as nn
 
 from aqtlite.flax.linen import partitioning
-from aqtlite.program import low_rank, merging, served
+from aqtlite.program import served
+from aqtlite.program.adapters import low_rank, merging
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries

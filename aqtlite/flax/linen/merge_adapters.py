@@ -6,7 +6,7 @@ from typing import Any
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.adapters import with_values, without_adapters
 from aqtlite.flax.linen.quantize_model import QuantizedModel
-from aqtlite.program.merging import MergeReport
+from aqtlite.program.adapters.merging import MergeReport
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.quantization.state_collections import PARAMETERS
 

@@ -14,16 +14,11 @@ from aqtlite.flax.linen import adapter_axes, cache, given_variables, statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
-from aqtlite.program import (
-    adapter_init,
-    flax_models,
-    merging,
-    plan_checks,
-    served,
-)
 from aqtlite.program import calibration_state as states_lib
+from aqtlite.program import flax_models, plan_checks, served
 from aqtlite.program import plan as planning
-from aqtlite.program.merging import MergeReport
+from aqtlite.program.adapters import adapter_init, merging
+from aqtlite.program.adapters.merging import MergeReport
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup

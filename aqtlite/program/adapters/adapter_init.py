@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.jaxpr.replacement import Location
-from aqtlite.program import low_rank, magnitude, merging
+from aqtlite.program.adapters import low_rank, magnitude, merging
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.served import Entries

@@ -10,8 +10,9 @@ import numpy as np
 
 from aqtlite.jaxpr import axes, rewriting, slicing, tracing
 from aqtlite.jaxpr.replacement import Location, Replacement
-from aqtlite.program import low_rank, served
+from aqtlite.program import served
 from aqtlite.program import steps as steps_lib
+from aqtlite.program.adapters import low_rank
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.served import Entries

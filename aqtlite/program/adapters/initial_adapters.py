@@ -4,7 +4,8 @@ from typing import Any
 
 import jax
 
-from aqtlite.program import adapter_init, calibration_state
+from aqtlite.program import calibration_state
+from aqtlite.program.adapters import adapter_init
 from aqtlite.program.convert import program_of
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import guards

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from aqtlite.program import merging
+from aqtlite.program.adapters import merging
+from aqtlite.program.adapters.merging import MergeReport
 from aqtlite.program.calibration_state import State
 from aqtlite.program.convert import ServingFunction, frozen_by_module, program_of
-from aqtlite.program.merging import MergeReport
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.served import Entries
 from aqtlite.program.serving import guards

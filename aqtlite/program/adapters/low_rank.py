@@ -20,7 +20,7 @@ from jax import lax
 from aqtlite import config
 from aqtlite.contraction import refused_gradient
 from aqtlite.operations import DotGeneral
-from aqtlite.program import magnitude
+from aqtlite.program.adapters import magnitude
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.quantize import quantize
 from aqtlite.quantization.statistics import States

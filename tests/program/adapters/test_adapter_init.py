@@ -12,7 +12,7 @@ from aqtlite import Rule, config
 from aqtlite.flax import convert, quantize_model, with_adapters, with_initial_adapters
 from aqtlite.flax import nnx as aqt_nnx
 from tests.common import normal, relative_error
-from tests.program.test_low_rank import CONTRACTIONS, adapted, trained
+from tests.program.adapters.test_low_rank import CONTRACTIONS, adapted, trained
 
 pytestmark = pytest.mark.code("quick")
 
