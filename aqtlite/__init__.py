@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from aqtlite.program.adapters.merging import MergeReport
     from aqtlite.program.biases import correct_biases
     from aqtlite.program.calibration_state import with_gradient_statistics
-    from aqtlite.program.compile_serving import ServingProgram, compile_serving
+    from aqtlite.program.compiled.compile_serving import ServingProgram, compile_serving
     from aqtlite.program.convert import convert_function
-    from aqtlite.program.measure import measure_serving, measure_training
+    from aqtlite.program.measuring.measure import measure_serving, measure_training
     from aqtlite.program.plan_of_call import plan
     from aqtlite.program.quantize import quantize_function
     from aqtlite.program.rules import rules
@@ -107,10 +107,10 @@ _PLACES = {
     "Finding": "taps.diagnose:Finding",
     "QTensor": "qtensor.qtensor:QTensor",
     "Rule": "program.rules.rules:Rule",
-    "ServingProgram": "program.compile_serving:ServingProgram",
+    "ServingProgram": "program.compiled.compile_serving:ServingProgram",
     "Taps": "taps.records:Taps",
     "choose_bits": "allocation.choose:choose_bits",
-    "compile_serving": "program.compile_serving:compile_serving",
+    "compile_serving": "program.compiled.compile_serving:compile_serving",
     "convert_function": "program.convert:convert_function",
     "correct_biases": "program.biases:correct_biases",
     "diagnose": "taps.diagnose:diagnose",
@@ -124,8 +124,8 @@ _PLACES = {
     ),
     "make_dot_general": "contraction.dot_general:make_dot_general",
     "make_ragged_dot": "contraction.ragged_dot:make_ragged_dot",
-    "measure_serving": "program.measure:measure_serving",
-    "measure_training": "program.measure:measure_training",
+    "measure_serving": "program.measuring.measure:measure_serving",
+    "measure_training": "program.measuring.measure:measure_training",
     "merge_adapters": "program.adapters.merge_adapters:merge_adapters",
     "plan": "program.plan_of_call:plan",
     "plot_taps": "taps.history:plot_taps",

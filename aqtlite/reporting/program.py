@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from aqtlite.jaxpr import tracing
 from aqtlite.program import flax_models, nnx_arguments
-from aqtlite.program.compile_serving import ServingProgram
+from aqtlite.program.compiled.compile_serving import ServingProgram
 from aqtlite.program.naming import Parameters, names_of_parameters, positions_of
 from aqtlite.program.nnx_arguments import Structure
 

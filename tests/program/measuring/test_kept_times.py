@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import aqtlite
-from aqtlite.program import kept_times
+from aqtlite.program.measuring import kept_times
 from tests.common import nearest
 
 pytestmark = pytest.mark.code("quick")

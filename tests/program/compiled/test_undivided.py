@@ -9,7 +9,7 @@ from jax import lax
 import aqtlite
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, convert
-from aqtlite.program import undivided
+from aqtlite.program.compiled import undivided
 
 pytestmark = pytest.mark.code("quick")
 

@@ -7,7 +7,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config, numerics
-from aqtlite.program import merged
+from aqtlite.program.compiled import merged
 from aqtlite.quantization.fixed_scale import FixedScale
 from tests import common
 

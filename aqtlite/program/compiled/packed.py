@@ -16,7 +16,7 @@ from aqtlite.lowering import packing_of, target
 from aqtlite.lowering.forms import packed_on_gpu
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.lowering.target import Target
-from aqtlite.program.merged import Merged
+from aqtlite.program.compiled.merged import Merged
 from aqtlite.shapes.sharding import shape_of, zeros
 
 # The primitives of equations that may have arguments to pack.

@@ -165,7 +165,7 @@ def this_machine() -> dict[str, str]:
         "threads": str(_num_threads()),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "jax": jax.__version__,
-        "aqtlite": _code(pathlib.Path(__file__).parents[1]),
+        "aqtlite": _code(pathlib.Path(__file__).parents[2]),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import export
 
 from aqtlite.lowering.target import Target
-from aqtlite.program import merged, packed, undivided
+from aqtlite.program.compiled import merged, packed, undivided
 from aqtlite.program.serving.placeholder import without_markers
 
 

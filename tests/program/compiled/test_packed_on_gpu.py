@@ -12,7 +12,7 @@ import pytest
 import aqtlite
 from aqtlite import config
 from aqtlite.lowering.target import Target
-from aqtlite.program import packed
+from aqtlite.program.compiled import packed
 from tests import common
 
 pytestmark = pytest.mark.code("quick")

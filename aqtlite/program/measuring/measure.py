@@ -15,10 +15,12 @@ import rich.console
 import rich.progress
 
 from aqtlite import config
-from aqtlite.program import injected, kept_times, measurement, undivided
+from aqtlite.program import injected
+from aqtlite.program.compiled import undivided
 from aqtlite.program.convert import convert_function
-from aqtlite.program.kept_times import Times
-from aqtlite.program.measurement import MeasuredContraction, Measurement
+from aqtlite.program.measuring import kept_times, measurement
+from aqtlite.program.measuring.kept_times import Times
+from aqtlite.program.measuring.measurement import MeasuredContraction, Measurement
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.quantize import QuantizedFunction, quantize_function
