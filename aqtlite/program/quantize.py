@@ -12,11 +12,12 @@ from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import contracted_in, flax_models, plan_checks
+from aqtlite.program import contracted_in, plan_checks
 from aqtlite.program import plan as planning
 from aqtlite.program.adapters import adapter_init
 from aqtlite.program.calibration_state import State
 from aqtlite.program.masking import gathering as masking
+from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import (
     Naming,
     Parameters,

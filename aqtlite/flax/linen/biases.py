@@ -12,7 +12,8 @@ from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.operations import SIDES
-from aqtlite.program import biases, flax_models, plan
+from aqtlite.program import biases, plan
+from aqtlite.program.modules import flax_models
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.model import Parameter, parameters_of

@@ -15,10 +15,11 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program import calibration_state as states_lib
-from aqtlite.program import flax_models, plan_checks, served
 from aqtlite.program import plan as planning
+from aqtlite.program import plan_checks, served
 from aqtlite.program.adapters import adapter_init, merging
 from aqtlite.program.adapters.merging import MergeReport
+from aqtlite.program.modules import flax_models
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup

@@ -16,7 +16,8 @@ from aqtlite.flax.linen.bare.recording import Recorder
 from aqtlite.flax.linen.caller import Caller
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.jaxpr import sites, tracing
-from aqtlite.program import flax_models, weight_parameters
+from aqtlite.program import weight_parameters
+from aqtlite.program.modules import flax_models
 from aqtlite.program.program import Program
 from aqtlite.program.serving import given, statistics_uses
 from aqtlite.program.serving.contraction import Contraction

@@ -22,8 +22,9 @@ from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.invariance import finding
 from aqtlite.jaxpr import lookups, registry, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
-from aqtlite.program import injected, nnx_methods
+from aqtlite.program import injected
 from aqtlite.program.convert import ServingFunction, has_frozen
+from aqtlite.program.modules import nnx_methods
 from aqtlite.program.naming import by_parameter
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.quantize import QuantizedFunction

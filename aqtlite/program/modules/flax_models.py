@@ -123,7 +123,7 @@ def _in_module(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(module_scopes.entering(module_scopes.Module(root, path)))
         if "flax.nnx" in sys.modules:  # As in `is_nnx`.
-            from aqtlite.program import marked_modules
+            from aqtlite.program.modules import marked_modules
 
             contexts.enter_context(marked_modules.marking_inside(module))
         return call(*args, **kwargs)

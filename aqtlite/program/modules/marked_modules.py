@@ -18,7 +18,7 @@ from flax import linen as nn
 from flax import nnx
 
 from aqtlite.jaxpr import module_scopes
-from aqtlite.program import nnx_methods
+from aqtlite.program.modules import nnx_methods
 
 _PATH = "_path_in_model"
 
