@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from types import MappingProxyType
 
-from aqtlite.config import block_formats, post_training, recipes
 from aqtlite.config.dot_general import DotGeneral
+from aqtlite.config.presets import block_formats, post_training, recipes
 from aqtlite.config.tables import Tables, as_html
 
 
