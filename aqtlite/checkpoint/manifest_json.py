@@ -29,7 +29,7 @@ from aqtlite.checkpoint.manifest import (
 )
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.packing import Packing, packing_of
-from aqtlite.config import json_text, registry, serialization
+from aqtlite.config.json import json_text, registry, serialization
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES

@@ -13,6 +13,8 @@ from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.double_scales import DoubleScales
+from aqtlite.config.json.registry import register
+from aqtlite.config.json.serialization import from_json, to_json
 from aqtlite.config.lora import Dora, Lora
 from aqtlite.config.of_activations import for_activations, for_values
 from aqtlite.config.optimizer_states import OptimizerStates
@@ -36,11 +38,9 @@ from aqtlite.config.presets.recipes import (
     w4a8,
     weight_only,
 )
-from aqtlite.config.registry import register
 from aqtlite.config.representation import differences
 from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
-from aqtlite.config.serialization import from_json, to_json
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.sparsity import NofM
 from aqtlite.config.tensor import Tensor

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from aqtlite import config, errors
-from aqtlite.config import serialization
+from aqtlite.config.json import serialization
 from aqtlite.jaxpr import registry
 from aqtlite.program.rules import patterns, rules_json, rules_qwix
 from aqtlite.program.rules.qwix_tensors import MxScales

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aqtlite.config import json_text
+from aqtlite.config.json import json_text
 
 _Rule = TypeVar("_Rule")
 _VERSION = 1

@@ -3,7 +3,7 @@
 import pytest
 
 from aqtlite import config, edge, rules
-from aqtlite.config import json_text
+from aqtlite.config.json import json_text
 from aqtlite.edge import rules as edge_rules
 
 pytestmark = pytest.mark.code("quick")

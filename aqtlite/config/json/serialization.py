@@ -8,9 +8,10 @@ from typing import Any, cast
 import numpy as np
 
 from aqtlite import calibration, noise, numerics
-from aqtlite.config import json_text, registry, representation
+from aqtlite.config import representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
-from aqtlite.config.json_text import fail
+from aqtlite.config.json import json_text, registry
+from aqtlite.config.json.json_text import fail
 from aqtlite.config.lora import Lora
 from aqtlite.config.tensor import Tensor
 
