@@ -18,7 +18,8 @@ from aqtlite.program.adapters import low_rank
 from aqtlite.program.gradient_rules.recognized import Again, Gradient
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.planned_operation import NO_STATES, PlannedOperation
-from aqtlite.quantization import granularity, rotation, sparsity
+from aqtlite.quantization import granularity
+from aqtlite.quantization.preparation import rotation, sparsity
 from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS, collections_of
 from aqtlite.quantization.statistics import States
 

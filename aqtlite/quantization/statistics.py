@@ -42,12 +42,11 @@ from aqtlite.quantization import (
     gradient_statistics,
     granularity,
     learned_parameters,
-    preparation,
     second_moment,
-    smoothing,
     state_checks,
 )
 from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.preparation import preparation, smoothing
 from aqtlite.quantization.second_moment import SecondMoment
 from aqtlite.shapes import dimension_numbers as dn
 
@@ -68,7 +67,7 @@ class States(NamedTuple):
     """Statistics of the output gradient in the contraction for the gradient of rhs."""
 
     smoothing: Any = ()
-    """Statistics and scales of a smoothing; see `aqtlite.quantization.smoothing`."""
+    """Statistics and scales of a smoothing; see `aqtlite.quantization.preparation.smoothing`."""
     out: Any = ()
     """Statistics of the result."""
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from aqtlite.calibration import Statistics
 from aqtlite.quantization.gradient_statistics import GradientStatistics
+from aqtlite.quantization.preparation.smoothing import SmoothingStatistics
 from aqtlite.quantization.second_moment import SecondMoment
-from aqtlite.quantization.smoothing import SmoothingStatistics
 
 _BATCHES = "batches"
 

@@ -19,8 +19,8 @@ from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.gradient_statistics import GradientStatistics
+from aqtlite.quantization.preparation.smoothing import SmoothingStatistics
 from aqtlite.quantization.second_moment import SecondMoment
-from aqtlite.quantization.smoothing import SmoothingStatistics
 from aqtlite.quantization.stored_statistics import restored_statistics
 
 _ARRAYS: dict[type, tuple[str, ...]] = {

@@ -5,7 +5,7 @@ from typing import Any
 from aqtlite import config
 from aqtlite.operations import Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import padding, rotation, smoothing, sparsity
+from aqtlite.quantization.preparation import padding, rotation, smoothing, sparsity
 
 
 def prepare(

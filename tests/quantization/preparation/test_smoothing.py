@@ -7,7 +7,7 @@ import pytest
 
 import aqtlite
 from aqtlite import calibration, config, numerics, statistics
-from aqtlite.quantization import smoothing
+from aqtlite.quantization.preparation import smoothing
 from tests.common import (
     DIMENSION_NUMBERS,
     MATMUL,
