@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from aqtlite.program.tabulate import tabulate
     from aqtlite.qtensor import shape_operations
     from aqtlite.qtensor.qtensor import QTensor
-    from aqtlite.quantization import fixed_scale, statistics
     from aqtlite.quantization.optimizer_states import quantize_optimizer
     from aqtlite.quantization.quantize import quantize
-    from aqtlite.quantization.stored_statistics import restored_statistics
+    from aqtlite.quantization.states import fixed_scale, statistics
+    from aqtlite.quantization.states.stored_statistics import restored_statistics
     from aqtlite.reporting.report import report
     from aqtlite.taps.diagnose import Finding, diagnose
     from aqtlite.taps.history import plot_taps
@@ -116,7 +116,7 @@ _PLACES = {
     "diagnose": "taps.diagnose:diagnose",
     "einsum": "contraction.einsum:einsum",
     "einsum_states": "contraction.einsum_states",
-    "fixed_scale": "quantization.fixed_scale",
+    "fixed_scale": "quantization.states.fixed_scale",
     "invariant": "invariance.transform:invariant",
     "is_frozen": "program.serving.placeholder:is_frozen",
     "make_conv_general_dilated": (
@@ -135,11 +135,11 @@ _PLACES = {
     "register_operation": "jaxpr.registry:register_operation",
     "remat": "contraction.remat",
     "report": "reporting.report:report",
-    "restored_statistics": "quantization.stored_statistics:restored_statistics",
+    "restored_statistics": "quantization.states.stored_statistics:restored_statistics",
     "rules": "program.rules.rules",
     "sensitivity": "allocation.sensitivity:sensitivity",
     "shape_operations": "qtensor.shape_operations",
-    "statistics": "quantization.statistics",
+    "statistics": "quantization.states.statistics",
     "tabulate": "program.tabulate:tabulate",
     "tap": "taps.tap:tap",
     "tap_against_float": "taps.tap:tap_against_float",

@@ -7,7 +7,7 @@ from aqtlite import config, errors
 from aqtlite.program.plan import Plan
 from aqtlite.program.rules import rules as rules_lib
 from aqtlite.program.rules.rules import Rule
-from aqtlite.quantization.state_collections import PARAMETERS, collections_of
+from aqtlite.quantization.states.state_collections import PARAMETERS, collections_of
 
 FLOAT = "float"
 """Name of the choice to leave a contraction in float."""

@@ -22,7 +22,7 @@ from aqtlite.program.naming import by_scope
 from aqtlite.program.quantize import QuantizedFunction, quantize_function
 from aqtlite.program.rules.rules import Rule
 from aqtlite.program.serving.frozen_record import COLLECTION
-from aqtlite.quantization.state_collections import PARAMETERS
+from aqtlite.quantization.states.state_collections import PARAMETERS
 
 
 class Call(NamedTuple):

@@ -32,7 +32,7 @@ from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, with_zeros
 from aqtlite.program.serving.planning import Plan
-from aqtlite.quantization.state_collections import ADAPTER, STATISTICS
+from aqtlite.quantization.states.state_collections import ADAPTER, STATISTICS
 
 
 class LinenVariables(Variables):

@@ -35,7 +35,7 @@ from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES
 from aqtlite.program.serving.frozen_record import FrozenRecord, Operand
 from aqtlite.program.serving.identity import Identity
-from aqtlite.quantization.stored_statistics import is_obsolete
+from aqtlite.quantization.states.stored_statistics import is_obsolete
 
 FORMAT = 4
 """Version of the format, incremented by every change that older readers cannot read."""

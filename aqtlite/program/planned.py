@@ -20,8 +20,12 @@ from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.planned_operation import NO_STATES, PlannedOperation
 from aqtlite.quantization import granularity
 from aqtlite.quantization.preparation import rotation, sparsity
-from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS, collections_of
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.state_collections import (
+    ADAPTER,
+    PARAMETERS,
+    collections_of,
+)
+from aqtlite.quantization.states.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)

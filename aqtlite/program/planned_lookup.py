@@ -24,7 +24,7 @@ from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.planned_operation import NO_STATES, PlannedOperation
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)

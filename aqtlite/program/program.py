@@ -39,10 +39,10 @@ from aqtlite.program.serving.model import (
     StoredOperand,
 )
 from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.quantization import second_moment, statistics
-from aqtlite.quantization.second_moment import SecondMoment
-from aqtlite.quantization.state_collections import STATISTICS, collections_of
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states import second_moment, statistics
+from aqtlite.quantization.states.second_moment import SecondMoment
+from aqtlite.quantization.states.state_collections import STATISTICS, collections_of
+from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes import sharding
 
 Path = tuple[str, ...]

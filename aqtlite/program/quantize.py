@@ -34,8 +34,8 @@ from aqtlite.program.program import Program
 from aqtlite.program.rules import rules as rules_lib
 from aqtlite.program.rules.rules import Rule
 from aqtlite.program.serving import guards
-from aqtlite.quantization.state_collections import DROPOUT
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.state_collections import DROPOUT
+from aqtlite.quantization.states.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from aqtlite.program.adapters import low_rank, merging
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
-from aqtlite.quantization.state_collections import PARAMETERS
+from aqtlite.quantization.states.state_collections import PARAMETERS
 
 Boxed = Callable[[PlannedContraction, dict[str, Any]], dict[str, Any]]
 """Function from a contraction and the parameters of its adapter to these in boxes."""

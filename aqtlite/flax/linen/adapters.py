@@ -10,7 +10,7 @@ from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.flax.linen.quantized_call import merged
 from aqtlite.program.serving.placeholder import is_placeholder
-from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS
+from aqtlite.quantization.states.state_collections import ADAPTER, PARAMETERS
 
 
 def adapters_of(variables: Mapping[str, Any]) -> dict[str, Any]:

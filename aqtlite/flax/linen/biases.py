@@ -17,7 +17,7 @@ from aqtlite.program.modules import flax_models
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.model import Parameter, parameters_of
-from aqtlite.quantization.state_collections import PARAMETERS
+from aqtlite.quantization.states.state_collections import PARAMETERS
 
 
 def correct_biases(

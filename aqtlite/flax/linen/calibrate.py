@@ -18,9 +18,9 @@ from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
 from aqtlite.program.masking import gathering as masking
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.statistics_uses import Uses
-from aqtlite.quantization import shared_moments, statistics
-from aqtlite.quantization.state_collections import STATISTICS
-from aqtlite.quantization.stored_statistics import restored_statistics
+from aqtlite.quantization.states import shared_moments, statistics
+from aqtlite.quantization.states.state_collections import STATISTICS
+from aqtlite.quantization.states.stored_statistics import restored_statistics
 
 
 def calibrate(

@@ -15,7 +15,7 @@ from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.states.state_collections import STATISTICS
 
 _LEARNED = "aqt_"
 """Prefix of a contraction's learned parameters among those of the layer."""

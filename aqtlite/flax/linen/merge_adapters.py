@@ -8,7 +8,7 @@ from aqtlite.flax.linen.adapters import with_values, without_adapters
 from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.program.adapters.merging import MergeReport
 from aqtlite.program.serving.frozen_record import COLLECTION
-from aqtlite.quantization.state_collections import PARAMETERS
+from aqtlite.quantization.states.state_collections import PARAMETERS
 
 
 def merge_adapters(

@@ -13,7 +13,7 @@ from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
 from aqtlite.program import contracted_in, injected
 from aqtlite.program.plan import Plan
 from aqtlite.program.rules import rules as rules_lib
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,

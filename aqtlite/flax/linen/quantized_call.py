@@ -31,14 +31,14 @@ from aqtlite.program.serving.frozen_record import (
     FrozenEntry,
     frozen_entries,
 )
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states.state_collections import (
     ADAPTER,
     OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
 )
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 _WITH_WEIGHTS = "aqtlite.flax.with_initial_adapters(model, variables, *args)"
 

@@ -35,8 +35,8 @@ from aqtlite.program.serving.model import (
 )
 from aqtlite.program.serving.placeholder import Placeholder, marker_of
 from aqtlite.program.serving.weight import Refusal, Weight
-from aqtlite.quantization import second_moment
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.states import second_moment
+from aqtlite.quantization.states.state_collections import STATISTICS
 
 _FIRST_POSITION = 10**6
 """Number of the first contraction quantized by rules, above all injected ones."""

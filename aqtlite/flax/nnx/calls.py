@@ -30,8 +30,8 @@ from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.frozen_record import COLLECTION
-from aqtlite.quantization.state_collections import STATISTICS
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.state_collections import STATISTICS
+from aqtlite.quantization.states.statistics import States
 
 CALL = "__call__"
 

@@ -25,7 +25,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.rules import rules as rules_lib
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.placeholder import is_placeholder
-from aqtlite.quantization.state_collections import ADAPTER
+from aqtlite.quantization.states.state_collections import ADAPTER
 
 M = TypeVar("M", bound=nnx.Module)
 

@@ -23,7 +23,7 @@ from aqtlite.operations import DotGeneral
 from aqtlite.program.adapters import magnitude
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.quantize import quantize
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 if TYPE_CHECKING:
     from aqtlite.program.planned import PlannedContraction

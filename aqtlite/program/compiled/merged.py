@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.states.fixed_scale import FixedScale
 
 # Elements of the largest array to merge: up to here, it is read as fast from any place.
 _FEW = 2**12

@@ -10,7 +10,7 @@ from aqtlite.config.json import serialization
 from aqtlite.jaxpr import registry
 from aqtlite.program.rules import patterns, rules_json, rules_qwix
 from aqtlite.program.rules.qwix_tensors import MxScales
-from aqtlite.quantization.state_collections import collections_of
+from aqtlite.quantization.states.state_collections import collections_of
 
 ANY_PATH = ".*"
 """Regular expression of any path."""

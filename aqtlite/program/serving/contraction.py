@@ -17,7 +17,7 @@ from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import checks, double_scales, gptq, quantizer
 from aqtlite.quantization.preparation import padding, preparation, sparsity
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 
 @functools.partial(

@@ -18,7 +18,7 @@ from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.tracing import is_array
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.frozen_record import Operand
-from aqtlite.quantization.state_collections import ADAPTER
+from aqtlite.quantization.states.state_collections import ADAPTER
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
 

@@ -8,7 +8,7 @@ import pytest
 import aqtlite
 from aqtlite import config, numerics
 from aqtlite.program.compiled import merged
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.states.fixed_scale import FixedScale
 from tests import common
 
 pytestmark = pytest.mark.code("quick")

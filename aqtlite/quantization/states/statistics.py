@@ -38,16 +38,16 @@ from aqtlite.jaxpr import counted
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation, Side
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import (
+from aqtlite.quantization import granularity
+from aqtlite.quantization.preparation import preparation, smoothing
+from aqtlite.quantization.states import (
     gradient_statistics,
-    granularity,
     learned_parameters,
     second_moment,
     state_checks,
 )
-from aqtlite.quantization.fixed_scale import FixedScale
-from aqtlite.quantization.preparation import preparation, smoothing
-from aqtlite.quantization.second_moment import SecondMoment
+from aqtlite.quantization.states.fixed_scale import FixedScale
+from aqtlite.quantization.states.second_moment import SecondMoment
 from aqtlite.shapes import dimension_numbers as dn
 
 
@@ -73,7 +73,7 @@ class States(NamedTuple):
 
     moment: Any = ()
     """Second moment of lhs, for a rounding of rhs at conversion; see
-    `aqtlite.quantization.second_moment`."""
+    `aqtlite.quantization.states.second_moment`."""
 
     adapter: Any = ()
     """Parameters of an adapter beside rhs, by name; contractions do not read them."""

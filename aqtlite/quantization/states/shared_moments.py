@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from aqtlite.jaxpr import equality
-from aqtlite.quantization.second_moment import SecondMoment
+from aqtlite.quantization.states.second_moment import SecondMoment
 
 
 @jax.tree_util.register_dataclass

@@ -17,7 +17,7 @@ from aqtlite.flax import (
     quantize_model,
 )
 from aqtlite.flax import nnx as aqtlite_nnx
-from aqtlite.quantization.second_moment import SecondMoment
+from aqtlite.quantization.states.second_moment import SecondMoment
 from tests.checkpoint.support import assert_same
 from tests.common import normal
 from tests.flax.support import init

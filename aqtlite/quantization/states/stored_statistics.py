@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from aqtlite.calibration import Statistics
-from aqtlite.quantization.gradient_statistics import GradientStatistics
 from aqtlite.quantization.preparation.smoothing import SmoothingStatistics
-from aqtlite.quantization.second_moment import SecondMoment
+from aqtlite.quantization.states.gradient_statistics import GradientStatistics
+from aqtlite.quantization.states.second_moment import SecondMoment
 
 _BATCHES = "batches"
 

@@ -8,7 +8,7 @@ import jax
 from aqtlite import config
 from aqtlite.calibration import Calibration, Statistics, counting
 from aqtlite.numerics import Numerics
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.states.fixed_scale import FixedScale
 
 
 def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
