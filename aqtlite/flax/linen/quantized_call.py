@@ -10,8 +10,9 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import adapter_axes, cache, given_variables, statistics
+from aqtlite.flax.linen import given_variables, statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.tools import adapter_axes, cache
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program import calibration_state as states_lib

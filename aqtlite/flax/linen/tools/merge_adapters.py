@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aqtlite.flax.linen import given_variables
-from aqtlite.flax.linen.adapters import with_values, without_adapters
 from aqtlite.flax.linen.quantize_model import QuantizedModel
+from aqtlite.flax.linen.tools.adapters import with_values, without_adapters
 from aqtlite.program.adapters.merging import MergeReport
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.quantization.states.state_collections import PARAMETERS
