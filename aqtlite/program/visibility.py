@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from aqtlite import config
 from aqtlite.config import of_activations
-from aqtlite.jaxpr.axis_facts import Facts, Source
+from aqtlite.jaxpr.axes.axis_facts import Facts, Source
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Side
 from aqtlite.program.planned import PlannedContraction

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.jaxpr import axes, rewriting, slicing, tracing
+from aqtlite.jaxpr import rewriting, slicing, tracing
+from aqtlite.jaxpr.axes import axes
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.program import served
 from aqtlite.program import steps as steps_lib

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from aqtlite.jaxpr import axis_facts, sites
+from aqtlite.jaxpr import sites
+from aqtlite.jaxpr.axes import axis_facts
 from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Side

@@ -12,7 +12,8 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from aqtlite import config
-from aqtlite.jaxpr import analysis, axes, slicing
+from aqtlite.jaxpr import analysis, slicing
+from aqtlite.jaxpr.axes import axes
 from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.tracing import is_array

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from aqtlite.jaxpr import axes
+from aqtlite.jaxpr.axes import axes
 
 pytestmark = pytest.mark.code("quick")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.jaxpr import reshapes
-from aqtlite.jaxpr.axis_facts import (
+from aqtlite.jaxpr.axes import reshapes
+from aqtlite.jaxpr.axes.axis_facts import (
     BROADCAST_AXIS,
     PLAIN_AXIS,
     VERY_NEGATIVE,

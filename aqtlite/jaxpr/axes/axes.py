@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from aqtlite.jaxpr import analysis, reshapes
+from aqtlite.jaxpr import analysis
+from aqtlite.jaxpr.axes import reshapes
 
 
 class Axis(NamedTuple):
