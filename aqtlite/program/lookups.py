@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from aqtlite import config, errors
 from aqtlite.contraction import lookup
-from aqtlite.jaxpr import lookups, registry
+from aqtlite.jaxpr import registry
+from aqtlite.jaxpr.recognition import lookups
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import OperandAxes
 from aqtlite.program import injected, obstacles

@@ -13,15 +13,9 @@ from aqtlite import config, errors
 from aqtlite.contraction.contract import is_product
 from aqtlite.invariance import finding
 from aqtlite.invariance.finding import Forms
-from aqtlite.jaxpr import lookups as forms_of_lookups
-from aqtlite.jaxpr import (
-    opaque,
-    producers,
-    registry,
-    sites,
-    user_rules,
-    written_products,
-)
+from aqtlite.jaxpr import registry, sites, user_rules
+from aqtlite.jaxpr.recognition import lookups as forms_of_lookups
+from aqtlite.jaxpr.recognition import opaque, producers, written_products
 from aqtlite.jaxpr.sites import NamedValue, Site
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (

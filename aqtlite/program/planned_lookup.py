@@ -16,8 +16,9 @@ import numpy as np
 
 from aqtlite import config, operations
 from aqtlite.contraction import lookup
-from aqtlite.jaxpr import lookups, registry
+from aqtlite.jaxpr import registry
 from aqtlite.jaxpr.origins import Origin
+from aqtlite.jaxpr.recognition import lookups
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import OperandAxes, Operation, Side
 from aqtlite.program.planned import PlannedContraction

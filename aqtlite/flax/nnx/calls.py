@@ -20,7 +20,8 @@ from aqtlite.flax.nnx.model import (
 )
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.invariance import finding
-from aqtlite.jaxpr import lookups, registry, sites, tracing
+from aqtlite.jaxpr import registry, sites, tracing
+from aqtlite.jaxpr.recognition import lookups
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.program import injected
 from aqtlite.program.convert import ServingFunction, has_frozen

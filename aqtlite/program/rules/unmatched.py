@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from jax.extend import core
 
 from aqtlite.errors import RulesError
-from aqtlite.jaxpr import lookups, registry, sites
+from aqtlite.jaxpr import registry, sites
+from aqtlite.jaxpr.recognition import lookups
 from aqtlite.program.naming import Name, Naming
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.rules import matching, overshadowed, patterns

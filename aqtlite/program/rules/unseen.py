@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from aqtlite.jaxpr import equations, opaque, producers, user_rules, written_products
+from aqtlite.jaxpr import equations, user_rules
+from aqtlite.jaxpr.recognition import opaque, producers, written_products
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program import injected
 from aqtlite.program.gradient_rules import in_rules

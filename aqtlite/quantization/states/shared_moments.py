@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from aqtlite.jaxpr import equality
+from aqtlite.jaxpr.recognition import equality
 from aqtlite.quantization.states.second_moment import SecondMoment
 
 

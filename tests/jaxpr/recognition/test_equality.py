@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from aqtlite.jaxpr import equality
+from aqtlite.jaxpr.recognition import equality
 
 pytestmark = pytest.mark.code("quick")
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from aqtlite.jaxpr.forwarding import forwarded_inputs
+from aqtlite.jaxpr.recognition.forwarding import forwarded_inputs
 
 pytestmark = pytest.mark.code("quick")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from aqtlite.jaxpr import producers
-from aqtlite.jaxpr.producers import Value
+from aqtlite.jaxpr.recognition import producers
+from aqtlite.jaxpr.recognition.producers import Value
 from aqtlite.jaxpr.sites import Site
 
 PRIMITIVE = "reduce_sum"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aqtlite.jaxpr import biases, sites
+from aqtlite.jaxpr import sites
+from aqtlite.jaxpr.recognition import biases
 
 pytestmark = pytest.mark.code("quick")
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.jaxpr import producers
-from aqtlite.jaxpr.producers import Value
+from aqtlite.jaxpr.recognition import producers
+from aqtlite.jaxpr.recognition.producers import Value
 from aqtlite.jaxpr.replacement import Location
 
 Axes = frozenset[int]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aqtlite.jaxpr import one_hot, producers, sites
+from aqtlite.jaxpr import sites
+from aqtlite.jaxpr.recognition import one_hot, producers
 
 TABLE, TOKENS = jnp.ones((7, 4)), jnp.zeros((2, 3), int)
 IMAGE = jnp.ones((1, 8, 8, 2))
