@@ -5,7 +5,7 @@ Where one operand is masked along them, as probabilities are for later positions
 scale of the other one would let each result see what the mask hides. Then each
 contracted element of the other operand has a scale of its own, which multiplies the
 masked operand: ``sum_s p_ts (s_s v_s) = sum_s (p_ts s_s) v_s``, and what is masked
-stays zero. The roles are told by the facts about the operands (`jaxpr.axis_facts`), not
+stays zero. The roles are told by the facts about the operands (`jaxpr.axes`), not
 by their order, which `jnp.einsum` changes.
 """
 

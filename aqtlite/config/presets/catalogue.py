@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from aqtlite.config.dot_general import DotGeneral
 from aqtlite.config.presets import block_formats, post_training, recipes
-from aqtlite.config.tables import Tables, as_html
+from aqtlite.output.tables import Tables, as_html
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from aqtlite import config
-from aqtlite.config import tables
+from aqtlite.output import tables
 from aqtlite.program import plan_table
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction

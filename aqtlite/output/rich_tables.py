@@ -8,7 +8,7 @@ import rich.box
 import rich.table
 import rich.text
 
-from aqtlite.config import tables
+from aqtlite.output import tables
 
 Rows = Sequence[Sequence[str]]
 """Rows of cells; the first is the header."""
