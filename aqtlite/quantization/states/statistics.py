@@ -67,7 +67,7 @@ class States(NamedTuple):
     """Statistics of the output gradient in the contraction for the gradient of rhs."""
 
     smoothing: Any = ()
-    """Statistics and scales of a smoothing; see `quantization.preparation.smoothing`."""
+    """Statistics and scales of a smoothing (`quantization.preparation.smoothing`)."""
     out: Any = ()
     """Statistics of the result."""
 
