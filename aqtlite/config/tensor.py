@@ -61,7 +61,9 @@ class Tensor(representation.CompactRepr):
     contractions, the straight-through estimator always does so."""
 
     calibration: calibrations.Calibration = calibrations.AbsMax()
-    """Calibration that finds the range for the grid. Unused without a grid."""
+    """Calibration that finds the range for the grid. Unused without a grid. One of your
+    own is a frozen dataclass derived from `calibration.Calibration`, and finds a bound
+    with `bound`, or a range with `range`."""
 
     blocks: Blocks | None = None
     """Sub-channel blocks, each with a scale. None: `calib_shared_axes` determines which

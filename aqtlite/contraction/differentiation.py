@@ -5,10 +5,11 @@ Next: `flax/linen/dot_general.py`, the call of a layer.
 
 Quantization and the integer contraction stay outside of any `custom_vjp`, so that
 checkpoint policies see them. `_straight_through`, a `custom_vjp`, then scales the sums
-and differentiates as if nothing had been rounded (straight-through estimator). Float
-operands are saved for the backward pass only where it quantizes them anew. Both
-gradients call the same function, with float gradients of its own, so that second
-derivatives exist.
+and differentiates as if nothing had been rounded (straight-through estimator): a
+gradient quantizes the output's gradient and the other operand, contracts them, and
+passes where `straight_through` says that nothing was clipped. Float operands are saved
+for the backward pass only where it quantizes them anew. Both gradients call the same
+function, with float gradients of its own, so that second derivatives exist.
 """
 
 import dataclasses

@@ -261,7 +261,10 @@ class Operation(abc.ABC):
         rhs: DotInput,
         out_sharding: NamedSharding | None = None,
     ) -> jax.Array:
-        """Contracts values, less their zero points.
+        """Contracts values, less their zero points (`DotInput.less_zero_point`).
+
+        ``kind(contraction, lhs, rhs)`` sums the products of a `lowering.Contraction`:
+        a `lowering.Dot` or `lowering.Conv`, or one with forms of its own.
 
         Args:
             kind: kind of dot: the type of the values and of their sums.

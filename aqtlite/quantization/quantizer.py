@@ -12,6 +12,10 @@ and one config give the same integers and scales in every program. That takes:
 - no division by a constant (`calibration.scale_from_bound`), and no sum with a product,
   which may become a fused multiply-add (`numerics.IntSymmetric` compares with its noise
   instead).
+
+No integer is NaN: a NaN or an infinity in an array makes the bound that calibration
+finds, the scale, and all results that this scale multiplies NaN. For a calibration that
+finds its bound elsewhere (`is_blind`), `contraction/poison.py` looks for them.
 """
 
 import dataclasses
