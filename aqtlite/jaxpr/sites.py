@@ -1,6 +1,6 @@
 """Finds the contractions and named values of a jaxpr, with their dependencies.
 
-Values other than operands of contractions are found by a name from `mark`, which
+Values other than operands of contractions are found by a name from `with_name`, which
 computes nothing.
 """
 
@@ -32,13 +32,13 @@ from aqtlite.jaxpr.origins import NOTHING, Loop, Origin, digest
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.lowering import target
 
-_MARK = "aqtlite mark "
+_PREFIX = "aqtlite value "
 _NAMES = registry.OF_PRIMITIVES
 
 
-def mark(x: jax.Array, name: str) -> jax.Array:
+def with_name(x: jax.Array, name: str) -> jax.Array:
     """Returns a value with a name that does not affect its `Origin`."""
-    named: jax.Array = checkpoint_name(x, _MARK + name)
+    named: jax.Array = checkpoint_name(x, _PREFIX + name)
     return named
 
 
@@ -81,7 +81,7 @@ class NamedValue(NamedTuple):
     """A named value of a jaxpr."""
 
     name: str
-    """Name from `mark`, or from `jax.ad_checkpoint.checkpoint_name`."""
+    """Name from `with_name`, or from `jax.ad_checkpoint.checkpoint_name`."""
 
     location: Location
     """Location of the equation that gives the name."""
@@ -231,7 +231,7 @@ def walk(
         values = [read(atom) for atom in eqn.invars]
         location = (*place.location, (index, 0))
         if eqn.primitive is primitives.name_p:
-            name = str(eqn.params["name"]).removeprefix(_MARK)
+            name = str(eqn.params["name"]).removeprefix(_PREFIX)
             found.named.append(
                 NamedValue(name, location, values[0], place.is_in_branch)
             )
@@ -281,7 +281,7 @@ def _outputs(
     eqn: Any, values: list[Origin], of_bodies: Sequence[Sequence[Origin]]
 ) -> list[Origin]:
     """Returns the origins of the outputs of an equation that is not a call."""
-    if eqn.primitive is primitives.name_p and eqn.params["name"].startswith(_MARK):
+    if eqn.primitive is primitives.name_p and eqn.params["name"].startswith(_PREFIX):
         return values
     made, former = equation_digests.identities(eqn, values)
     facts = _facts_of_outputs(eqn, [value.facts for value in values], of_bodies)

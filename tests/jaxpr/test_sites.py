@@ -375,14 +375,19 @@ def named(function, *args):
 
 def test_named_values():
     def function(x, w):
-        y = sites.mark(x * 2, "outside")
+        y = sites.with_name(x * 2, "outside")
         y = jax.jit(lambda y, w: y + checkpoint_name(w, "called"))(y, w)
         y, _ = lax.scan(
-            lambda c, _: (sites.mark(c, "carried") + w, None), y, None, length=2
+            lambda c, _: (sites.with_name(c, "carried") + w, None), y, None, length=2
         )
-        y = lax.cond(x.sum() > 0, lambda w: sites.mark(w, "branch"), lambda w: w, w) + y
+        y = (
+            lax.cond(
+                x.sum() > 0, lambda w: sites.with_name(w, "branch"), lambda w: w, w
+            )
+            + y
+        )
         return lax.while_loop(
-            lambda c: c.sum() < 9, lambda c: c + sites.mark(w, "loop"), y
+            lambda c: c.sum() < 9, lambda c: c + sites.with_name(w, "loop"), y
         )
 
     found = {one.name: one for one in named(function, jnp.ones(3), jnp.ones(3))}
@@ -415,7 +420,7 @@ def test_values_of_one_name_are_told_apart():
 
 def test_marks_are_no_part_of_how_a_value_is_made():
     def function(x, w):
-        return x @ jnp.sin(sites.mark(w, "a")) + x @ jnp.sin(w)
+        return x @ jnp.sin(sites.with_name(w, "a")) + x @ jnp.sin(w)
 
     found = sites.find(jax.make_jaxpr(function)(X, W), {1: "w"}).contractions
     first, second = (one.operands[1].identity for one in found)

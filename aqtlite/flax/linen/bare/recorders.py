@@ -50,7 +50,7 @@ class Naming:
             if isinstance(x, QTensor):
                 continue
             name = f"{self._operand} {len(self.places)}"
-            operands[side] = sites.mark(x, name)
+            operands[side] = sites.with_name(x, name)
             self.places[name] = caller.path, position
             if side in contraction.quantized_sides():
                 key = OperandKey(caller.path, position, side)
@@ -58,7 +58,7 @@ class Naming:
                     contraction, key, caller.obstacle
                 )
         for state in jax.tree.leaves(contraction.states):
-            sites.mark(state, self.states)
+            sites.with_name(state, self.states)
         return dataclasses.replace(contraction, **operands)
 
 
