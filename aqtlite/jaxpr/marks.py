@@ -93,4 +93,4 @@ def _called(
     function: TargetDependent, types: tuple[Any, ...], mesh: Any
 ) -> core.ClosedJaxpr:
     del mesh  # A key of the cache: tracing depends on the current mesh.
-    return jax.make_jaxpr(lambda *args: function(*args))(*types)
+    return jax.make_jaxpr(function.__call__)(*types)
