@@ -1,26 +1,25 @@
 """A kernel of int4 weights for x86-64.
 
-It reads weights as they are stored, 8 rows of them at a time, one in each 32 bits of a
-vector, and widens them in registers. `int4_products` calls it.
+It takes a panel of weights at a time (`int4_panels`), widens them in registers, and
+multiplies them with as many rows of the other operand as there are registers for sums.
+`int4_products` calls it.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
 from typing import Any
 
-from aqtlite.lowering import custom_call
-from aqtlite.lowering.int4_rows import BLOCK, Memory, Rows, Sizes, products
+from aqtlite.lowering import custom_call, int4_panels
+from aqtlite.lowering.int4_panels import PANEL
+from aqtlite.lowering.int4_rows import BLOCK, Memory, Rows, Sizes
+from aqtlite.lowering.products_of_bytes import Instructions
 
-LANES = 8
-"""Number of rows of weights in a vector, and so of columns of the result."""
+_QUARTERS = BLOCK // 8
+"""Number of words of a row of weights in a block."""
 
-_ROWS = 16
-"""Number of rows whose sums are kept beside the weights that are widened once."""
-
-_ALIGN = 4 * LANES
-
-_Sum = Callable[[Any], Any]
+_LATENCY = 4
+"""Number of sums that do not wait for each other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +36,20 @@ class Kernel:
     is_single: bool
     """Whether a tile is a single block."""
 
-    has_dots: bool
-    """Whether the processor multiplies uint8 by int8 and adds four products (VNNI)."""
+    is_packed: bool
+    """Whether the weights are in panels."""
+
+    instructions: Instructions
 
 
 @functools.cache
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
-    Its arguments are the weights, int4 ``(columns, products)``; the other operand,
-    ``(rows, products)``, int8, or float32 where there are several digits; and where
-    sums are scaled, factors of the rows, float32 ``(rows, tiles)``, if they are of
-    int8, and the scales of the weights, float32 ``(columns, tiles)``.
+    Its arguments are the weights, int4 ``(columns, products)`` or `int4_panels`; the
+    other operand, ``(rows, products)``, int8, or float32 where there are several
+    digits; and where sums are scaled, factors of the rows, float32 ``(rows, tiles)``,
+    if they are of int8, and the scales of the weights, float32 ``(columns, tiles)``.
     """
     parts = map(int, dataclasses.astuple(kernel))
     name = "_".join(["aqtlite_int4", *map(str, parts)])
@@ -66,14 +67,12 @@ class Int4Function(custom_call.Function):
         super().__init__()
 
     def memory(self, frame):
-        rows = Rows(self, self.kernel.digits, self.kernel.has_dots)
-        return self.sum(*rows.bytes_of(self._sizes(frame)))
+        return self.sum(*self._rows().bytes_of(self._sizes(frame)))
 
     def prepare(self, frame, state, memory):
         kernel, sizes = self.kernel, self._sizes(frame)
         weights, x = (self.data(self.argument(frame, i)) for i in range(2))
-        out = self.result(frame)
-        rows = Rows(self, kernel.digits, kernel.has_dots)
+        out, rows = self.result(frame), self._rows()
         of_values, of_offsets, _ = rows.bytes_of(sizes)
         offsets = self.offset(memory, of_values)
         units = self.offset(offsets, of_offsets)
@@ -88,9 +87,12 @@ class Int4Function(custom_call.Function):
         sizes_of = (sizes.rows, columns, sizes.tiles, sizes.blocks)
         for i, value in enumerate((*words, *sizes_of)):
             self.store(value, state, 8 * i, 8)
-        # Reading a weight takes about as long as some products.
-        lines = self.sum(self.times(sizes.rows, kernel.digits), 2)
+        # Reading a weight takes about as long as a product.
+        lines = self.sum(self.times(sizes.rows, kernel.digits), 1)
         return columns, self.times(sizes.tiles, sizes.blocks, lines, BLOCK)
+
+    def _rows(self) -> Rows:
+        return Rows(self, self.kernel.digits, self.kernel.instructions)
 
     def _sizes(self, frame: Any) -> Sizes:
         rows, count = (self.size(self.argument(frame, 1), axis) for axis in (0, 1))
@@ -101,166 +103,182 @@ class Int4Function(custom_call.Function):
         return Sizes(rows, tiles, self.at.sdiv(count, self.times(tiles, BLOCK)))
 
     def compute(self, state, start, stop):
-        at, digits = self.at, self.kernel.digits
-        ir = self.ir
-        self.float = ir.FloatType()
-        self.bytes = ir.VectorType(self.byte, 4 * LANES)
-        self.ints = ir.VectorType(self.int, LANES)
-        self.floats = ir.VectorType(self.float, LANES)
+        at, kernel = self.at, self.kernel
         weights, x, offsets, factors, scales, out = (
             self.word(state, i, self.pointer) for i in range(6)
         )
         rows, columns, tiles, blocks = (self.word(state, 6 + i) for i in range(4))
-        sums, totals = (
-            self.array(self.ints, _ROWS * count, _ALIGN) for count in (digits, 1)
-        )
         row_bytes = self.times(tiles, blocks, BLOCK // 2)
-        # Columns that are no whole vector are computed with those before them.
-        last = at.sub(columns, self.long(LANES))
-        with self.loop(0, rows, _ROWS) as row:
-            count = self.least(at.sub(rows, row), _ROWS)
-            lines = self.times(count, digits)
-            with self.loop(start, stop, LANES) as index:
-                column = self.least(index, last)
-                weight = self.offset(weights, self.times(column, row_bytes))
-                with self.loop(0, tiles) as tile:
-                    before = self.sum(self.times(tile, rows), row)
-                    offset = self.offset(offsets, self.times(before, 4 * digits))
-
-                    def read(block: Any) -> tuple[list[Any], Any]:
-                        step = self.sum(self.times(tile, blocks), block)
-                        where = self.offset(weight, self.times(step, BLOCK // 2))
-                        line = self.sum(self.times(step, rows), row)
-                        line = self.offset(x, self.times(line, digits * BLOCK))
-                        return self._widened(where, row_bytes), line
-
-                    sum_of = self._sums(sums, read, offset, lines, blocks)
-                    if self.kernel.is_scaled:
-                        first = self.sum(self.times(row, tiles), tile)
-                        factor = self.offset(factors, self.times(first, 4))
-                        scale = self._scale(scales, column, tile, tiles)
-                        self._accumulate(
-                            totals, sum_of, scale, (factor, tiles), count, tile
-                        )
-                found = totals if self.kernel.is_scaled else sums
-                with self.loop(0, count) as i:
-                    place = self.times(self.sum(row, i), columns)
-                    place = self.times(self.sum(place, column), 4)
-                    self.store(self._get(found, i), out, place, 4)
-
-    def _sums(
-        self, sums: Any, read: Callable[..., Any], offset: Any, lines: Any, blocks: Any
-    ) -> _Sum:
-        """Sums the products of a tile, and returns a function to the sums of a line."""
-        if self.kernel.is_single:
-            wide, x = read(0)
-            return lambda i: self._products(self._offset(offset, i), wide, x, i)
-        with self.loop(0, lines) as i:
-            self._put(sums, i, self._offset(offset, i))
-        with self.loop(0, blocks) as block:
-            wide, x = read(block)
-            with self.loop(0, lines) as i:
-                total = self._products(self._get(sums, i), wide, x, i)
-                self._put(sums, i, total)
-        return functools.partial(self._get, sums)
-
-    def _get(self, array: Any, index: Any) -> Any:
-        return self.load(array, self.times(index, _ALIGN), self.ints, _ALIGN)
-
-    def _put(self, array: Any, index: Any, value: Any) -> None:
-        value = self.at.bitcast(value, self.ints)
-        self.store(value, array, self.times(index, _ALIGN), _ALIGN)
-
-    def _offset(self, offsets: Any, line: Any) -> Any:
-        """What raising the weights adds to the sums of a line, negated."""
-        return self._splat(self.load(offsets, self.times(line, 4), self.int, 4))
-
-    def _splat(self, value: Any) -> Any:
-        return self.splat(value, LANES)
-
-    def _widened(self, weights: Any, row_bytes: Any) -> list[Any]:
-        """Reads a block of `LANES` rows of weights.
-
-        Returns:
-            Vectors of uint8, larger by 8 than the weights, with four of a row in each
-            32 bits: of each eight, those of even and of odd positions.
-        """
-        at, quad = self.at, self.ir.VectorType(self.int, 4)
-        rows = [
-            self.load(weights, self.times(row_bytes, i), quad) for i in range(LANES)
-        ]
-        # Rows i and i + 4 in one vector, then transposed within both halves.
-        both = [self.shuffled(rows[i], list(range(8)), rows[i + 4]) for i in range(4)]
-        low, high = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
-        a, b = (self.shuffled(both[0], order, both[1]) for order in (low, high))
-        c, d = (self.shuffled(both[2], order, both[3]) for order in (low, high))
-        first, second = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
-        columns = [
-            self.shuffled(one, order, other)
-            for one, other in ((a, c), (b, d))
-            for order in (first, second)
-        ]
-        signs, mask, four = (
-            self.ir.Constant(self.ints, [value] * LANES)
-            for value in (0x88888888, 0x0F0F0F0F, 4)
+        of_panel = self.times(row_bytes, 0 if kernel.is_packed else PANEL)
+        memory = self.call(
+            "malloc", self.pointer, self.sum(of_panel, self.times(tiles, 4 * PANEL))
         )
-        wide = []
-        for column in columns:
-            raised = at.xor(column, signs)
-            wide += [at.and_(raised, mask), at.and_(at.lshr(raised, four), mask)]
-        return [at.bitcast(one, self.bytes) for one in wide]
+        own = self.offset(memory, of_panel)
+        # Columns that are no whole panel are computed with those before them.
+        last = at.sub(columns, self.long(PANEL))
+        with self.loop(start, stop, PANEL) as index:
+            column = self.least(index, last)
+            if kernel.is_packed:
+                panel = self.offset(weights, self.times(index, row_bytes))
+            else:
+                panel = memory
+                first = self.offset(weights, self.times(column, row_bytes))
+                words = at.sdiv(row_bytes, self.long(int4_panels.WORD))
+                int4_panels.lay_out(self, first, words, panel, int4_panels.SIGNS)
+            if kernel.is_scaled:
+                first = self.offset(scales, self.times(column, tiles, 4))
+                int4_panels.lay_out(self, first, tiles, own)
+            place = self.offset(out, self.times(column, 4))
+            values = _Values(panel, own, x, offsets, factors, place)
+            sizes = Sizes(rows, tiles, blocks)
+            done = self.long(0)
+            for count in kernel.instructions.rows_at_once(kernel.digits):
+                left = at.sub(rows, done)
+                whole = at.sub(left, at.srem(left, self.long(count)))
+                after = self.sum(done, whole)
+                with at.if_then(at.icmp_signed("<", done, after)):
+                    with self.loop(done, after, count) as row:
+                        self._compute_rows(values, sizes, columns, row, count)
+                done = after
+        self.call("free", self.none, memory)
 
-    def _products(self, total: Any, wide: list[Any], x: Any, line: Any) -> Any:
-        """Adds the products of a block with a line of the other operand."""
-        each = self.offset(x, self.times(line, BLOCK))
-        others = [
-            self.at.bitcast(
-                self._splat(self.load(each, 4 * i, self.int, 4)), self.bytes
-            )
-            for i in range(len(wide))
+    def _compute_rows(
+        self, of: "_Values", sizes: Sizes, columns: Any, row: Any, count: int
+    ) -> None:
+        """Computes a panel of columns of some rows."""
+        at, kernel, how = self.at, self.kernel, self.kernel.instructions
+        lines, parts = count * kernel.digits, range(how.vectors)
+        copies = range(max(1, _LATENCY // (lines * len(parts)) if how.has_dots else 1))
+        sums = [
+            [[self.variable(how.ints(self)) for _ in copies] for _ in parts]
+            for _ in range(lines)
         ]
-        pairs = list(zip(wide, others, strict=True))
-        return products(self, self.kernel.has_dots, total, pairs)
+        kind = how.floats(self)
+        totals = [
+            [self.variable(kind) for _ in parts]
+            for _ in range(count if kernel.is_scaled else 0)
+        ]
+        for one in itertools.chain(*totals):
+            # Unlike zero, it changes no term that is added to it.
+            at.store(self.constant(kind, -0.0), one)
+        with self.loop(0, sizes.tiles) as tile:
+            before = self.times(
+                self.sum(self.times(tile, sizes.rows), row), kernel.digits
+            )
+            for i, of_line in enumerate(sums):
+                place = self.times(self.sum(before, i), 4)
+                # What raising the weights adds, negated.
+                offset = self.load(of.offsets, place, self.int, 4)
+                for first, *others in of_line:
+                    self.at.store(self.splat(offset, how.lanes), first)
+                    for other in others:
+                        self.at.store(self.constant(how.ints(self), 0), other)
 
-    def _scale(self, scales: Any, column: Any, tile: Any, tiles: Any) -> Any:
-        """The scales of a tile of `LANES` rows of weights."""
-        out = self.ir.Constant(self.floats, self.ir.Undefined)
-        for lane in range(LANES):
-            place = self.sum(self.times(self.sum(column, lane), tiles), tile)
-            scale = self.load(scales, self.times(place, 4), self.float, 4)
-            out = self.at.insert_element(out, scale, self.int(lane))
-        return out
+            def add(block: Any, tile: Any = tile) -> None:
+                step = self.sum(self.times(tile, sizes.blocks), block)
+                weights = self.offset(of.panel, self.times(step, PANEL * BLOCK // 2))
+                line = self.times(
+                    self.sum(self.times(step, sizes.rows), row), kernel.digits, BLOCK
+                )
+                self._add_products(sums, weights, self.offset(of.x, line))
+
+            if kernel.is_single:
+                add(self.long(0))
+            else:
+                with self.loop(0, sizes.blocks) as block:
+                    add(block)
+            if kernel.is_scaled:
+                self._accumulate(of, sizes, totals, sums, row, tile)
+        found = totals if kernel.is_scaled else [[one for (one, *_) in sums[0]]]
+        if not kernel.is_scaled:
+            found = sums
+        for i in range(count):
+            line = self.times(self.sum(row, i), columns, 4)
+            for j in parts:
+                one = found[i][j]
+                value = (
+                    self._sum_of(one) if isinstance(one, list) else self.at.load(one)
+                )
+                self.store(value, of.out, self.sum(line, 4 * how.lanes * j))
+
+    def _add_products(self, sums: Any, weights: Any, x: Any) -> None:
+        """Adds the products of a block of weights with lines of the other operand."""
+        how, at, kind = (
+            self.kernel.instructions,
+            self.at,
+            self.kernel.instructions.ints(self),
+        )
+        before = [[[at.load(one) for one in of] for of in line] for line in sums]
+        parts = [[[how.started(one) for one in of] for of in line] for line in before]
+        mask, four = (self.constant(kind, value) for value in (0x0F0F0F0F, 4))
+        for i in range(_QUARTERS):
+            words = [
+                self.load(weights, PANEL * 4 * i + 4 * how.lanes * j, kind)
+                for j in range(how.vectors)
+            ]
+            low = [at.and_(word, mask) for word in words]
+            high = [at.and_(at.lshr(word, four), mask) for word in words]
+            for k, wide in ((2 * i, low), (2 * i + 1, high)):
+                for line, of_line in enumerate(parts):
+                    place = BLOCK * line + 4 * k
+                    other = self.splat(self.load(x, place, self.int, 4), how.lanes)
+                    for one, of in zip(wide, of_line, strict=True):
+                        copy = k % len(of)
+                        of[copy] = how.multiplied(self, of[copy], one, other)
+        for line, of_line in enumerate(parts):
+            for j, of in enumerate(of_line):
+                for copy, part in enumerate(of):
+                    after = how.finished(self, before[line][j][copy], part)
+                    at.store(after, sums[line][j][copy])
+
+    def _sum_of(self, variables: list[Any]) -> Any:
+        return functools.reduce(self.at.add, map(self.at.load, variables))
 
     def _accumulate(
         self,
+        of: "_Values",
+        sizes: Sizes,
         totals: Any,
-        sum_of: _Sum,
-        scale: Any,
-        factors: tuple[Any, Any],
-        count: Any,
+        sums: Any,
+        row: Any,
         tile: Any,
     ) -> None:
         """Scales the sums of a tile, and adds them to the totals in float32.
 
         LLVM is not allowed to contract products and sums.
         """
-        at, digits = self.at, self.kernel.digits
-        is_first = at.icmp_signed("==", tile, self.long(0))
-        with self.loop(0, count) as row:
-            first = self.times(row, digits)
-            parts = [
-                at.sitofp(sum_of(self.sum(first, i)), self.floats)
-                for i in range(digits)
-            ]
-            total, base = parts[-1], self.ir.Constant(self.floats, [256.0] * LANES)
-            for part in reversed(parts[:-1]):
-                total = at.fadd(at.fmul(total, base), part)
-            pointer, stride = factors
-            place = self.times(row, stride, 4)
-            factor = self.load(pointer, place, self.float, 4)
-            ordered = scale, self._splat(factor)
-            for one in ordered if digits == 1 else reversed(ordered):
-                total = at.fmul(total, one)
-            before = at.bitcast(self._get(totals, row), self.floats)
-            total = at.select(is_first, total, at.fadd(before, total))
-            self._put(totals, row, total)
+        at, digits, how = self.at, self.kernel.digits, self.kernel.instructions
+        floats = how.floats(self)
+        base = self.constant(floats, 256.0)
+        for i, of_row in enumerate(totals):
+            place = self.sum(self.times(self.sum(row, i), sizes.tiles), tile)
+            factor = self.load(of.factors, self.times(place, 4), self.ir.FloatType(), 4)
+            factor = self.splat(factor, how.lanes)
+            for j, one in enumerate(of_row):
+                parts = [
+                    at.sitofp(self._sum_of(sums[i * digits + k][j]), floats)
+                    for k in range(digits)
+                ]
+                total = parts[-1]
+                for part in reversed(parts[:-1]):
+                    # The product is exact, so that it may be contracted.
+                    name = f"llvm.fmuladd.v{how.lanes}f32"
+                    total = self.call(name, floats, total, base, part)
+                place = self.sum(self.times(tile, 4 * PANEL), 4 * how.lanes * j)
+                scale = self.load(of.scales, place, floats, 4)
+                ordered = scale, factor
+                for other in ordered if digits == 1 else reversed(ordered):
+                    total = at.fmul(total, other)
+                at.store(at.fadd(at.load(one), total), one)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """Pointers to what the columns of a panel are computed from, and to them."""
+
+    panel: Any
+    scales: Any
+    x: Any
+    offsets: Any
+    factors: Any
+    out: Any

@@ -7,7 +7,6 @@ equal bit for bit. Without the kernel, `pairs` and loops over tiles compute them
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +17,12 @@ from aqtlite.lowering import (
     digits,
     exact,
     int4_kernel,
+    int4_panels,
     pairs,
-    processor,
+    products_of_bytes,
 )
-from aqtlite.lowering.int4_kernel import LANES, Kernel
+from aqtlite.lowering.int4_kernel import Kernel
+from aqtlite.lowering.int4_panels import PANEL
 from aqtlite.lowering.int4_rows import BLOCK
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
@@ -47,7 +48,8 @@ def is_available(target: Target) -> bool:
 
 def runs_here() -> bool:
     """Returns True if the kernel is installed and this processor runs it."""
-    return processor.multiplies_bytes() and custom_call.is_available()
+    instructions = products_of_bytes.of_processor()
+    return instructions is not None and custom_call.is_available()
 
 
 def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
@@ -58,7 +60,7 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
         return False
     *columns, products = rhs.shape
     is_whole = products % BLOCK == 0 and 0 < products <= _PRODUCTS
-    return is_whole and math.prod(columns) >= LANES
+    return is_whole and math.prod(columns) >= PANEL
 
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
@@ -69,14 +71,20 @@ def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
 def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     """Contracts int4 or int8 with int4, both along their last axis, to int32."""
     products = rhs.shape[-1]
-    out = of_matrices(lhs.reshape(-1, products), rhs.reshape(-1, products))
+    weights = rhs.reshape(-1, products)
+    out = of_matrices(lhs.reshape(-1, products), weights, weights.shape[0])
     return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
 
 
-def of_matrices(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """Contracts rows of integers with rows of weights, int4 or `pairs.as_bytes`."""
-    kernel = Kernel(1, False, False, processor.adds_products_of_bytes())
-    return _call(kernel, weights, x.astype(jnp.int8))
+def of_matrices(x: jax.Array, weights: jax.Array, columns: int) -> jax.Array:
+    """Contracts rows of integers with rows of weights, to int32.
+
+    Args:
+        x: int4 or int8, ``(rows, products)``.
+        weights: int4, ``(columns, products)``, or `int4_panels.of_bytes` of them.
+        columns: number of rows of weights.
+    """
+    return _call(weights, x.astype(jnp.int8), columns=columns)
 
 
 def sums_of_floats(
@@ -151,21 +159,16 @@ class _ScaledSums(TargetDependent):
 
     def lowered(self, target, rhs, lhs, *scales):
         del target
-        kernel = Kernel(
-            self.digits,
-            is_scaled=True,
-            is_single=lhs.shape[1] == scales[-1].shape[1] * BLOCK,
-            has_dots=processor.adds_products_of_bytes(),
-        )
-        return _call(kernel, rhs, lhs, *scales)
+        columns = scales[-1].shape[0]
+        return _call(rhs, lhs, *scales, columns=columns, digits=self.digits)
 
     def packing(self, known, types):
-        return _Bytes(self) if 0 in known else None
+        return _Panels(self) if 0 in known else None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bytes(Packing):
-    """The same memory as bytes of two weights: XLA copies int4 one by one, in loops."""
+class _Panels(Packing):
+    """The weights in panels."""
 
     function: _ScaledSums
     argument = 0
@@ -175,14 +178,38 @@ class _Bytes(Packing):
         return type(self)
 
     def pack(self, x):
-        return (pairs.as_bytes(x),)
+        return (int4_panels.of_bytes(pairs.as_bytes(x)),)
 
     def run(self, packed, args):
         return self.function.lowered(None, *packed, *args[1:])
 
 
-def _call(kernel: Kernel, rhs: jax.Array, lhs: jax.Array, *scales: jax.Array) -> Any:
-    dtype = jnp.float32 if kernel.is_scaled else jnp.int32
-    out = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[0]), dtype)
+def _call(
+    weights: jax.Array,
+    x: jax.Array,
+    *scales: jax.Array,
+    columns: int,
+    digits: int = 1,
+) -> jax.Array:
+    """Calls the kernel.
+
+    Args:
+        weights: int4, ``(columns, products)``, or `int4_panels.of_bytes`.
+        x: its other operand.
+        scales: factors of rows and scales of columns, if sums are scaled.
+        columns: number of columns.
+        digits: number of digits of an element of `x`.
+    """
+    instructions = products_of_bytes.of_processor()
+    assert instructions is not None
+    kernel = Kernel(
+        digits,
+        is_scaled=bool(scales),
+        is_single=bool(scales) and x.shape[1] == scales[-1].shape[1] * BLOCK,
+        is_packed=weights.dtype == jnp.uint8,
+        instructions=instructions,
+    )
+    dtype = jnp.float32 if scales else jnp.int32
+    out = jax.ShapeDtypeStruct((x.shape[0], columns), dtype)
     name = int4_kernel.registered(kernel)
-    return jax.ffi.ffi_call(name, out, vmap_method="sequential")(rhs, lhs, *scales)
+    return jax.ffi.ffi_call(name, out, vmap_method="sequential")(weights, x, *scales)

@@ -9,6 +9,7 @@ from typing import Any
 
 from aqtlite.lowering import custom_call
 from aqtlite.lowering.digits import BITS
+from aqtlite.lowering.products_of_bytes import Instructions
 
 BLOCK = 32
 """Number of products that are summed before the sums are widened."""
@@ -53,8 +54,10 @@ class Memory:
 class Rows:
     """Writes the instructions that lay out rows ``(rows, tiles * blocks * BLOCK)``."""
 
-    def __init__(self, function: custom_call.Function, digits: int, has_dots: bool):
-        self.f, self.digits, self.has_dots = function, digits, has_dots
+    def __init__(
+        self, function: custom_call.Function, digits: int, instructions: Instructions
+    ):
+        self.f, self.digits, self.instructions = function, digits, instructions
         ir = function.ir
         self.ints, self.floats, self.bytes = (
             ir.VectorType(kind, BLOCK)
@@ -148,37 +151,6 @@ class Rows:
         return [f.shuffled(at.trunc(one, self.bytes), _ORDER) for one in (*out, rest)]
 
     def _added(self, total: Any, part: Any) -> Any:
-        return products(
-            self.f, self.has_dots, total, [(self.f.constant(self.bytes, 1), part)]
-        )
-
-
-_DOT = "llvm.x86.avx512.vpdpbusd.256"
-"""Of AVX512-VNNI and, on processors without AVX-512, AVX-VNNI."""
-
-
-def products(
-    f: custom_call.Function, has_dots: bool, total: Any, pairs: list[tuple[Any, Any]]
-) -> Any:
-    """Adds products of 32 uint8, up to 15, by int8, four to each int32 of `total`.
-
-    Args:
-        f: function that is being written.
-        has_dots: whether the processor adds four products at once (VNNI).
-        total: int32, 8 of them.
-        pairs: up to eight pairs of vectors of bytes.
-    """
-    if has_dots:
-        # Two sums do not wait for each other.
-        sums = [total, f.constant(total.type, 0)]
-        for i, (a, b) in enumerate(pairs):
-            sums[i % 2] = f.call(_DOT, total.type, sums[i % 2], a, b)
-        return sums[0] if len(pairs) == 1 else f.at.add(*sums)
-    halves = f.ir.VectorType(f.ir.IntType(16), BLOCK // 2)
-    part = None
-    for a, b in pairs:
-        # Two products are at most 2 * 15 * 128, and eight times that fits 16 bits.
-        one = f.call("llvm.x86.avx2.pmadd.ub.sw", halves, a, b)
-        part = one if part is None else f.at.add(part, one)
-    ones = f.constant(halves, 1)
-    return f.at.add(total, f.call("llvm.x86.avx2.pmadd.wd", total.type, part, ones))
+        f, how = self.f, self.instructions
+        ones, part = f.constant(self.sums, 0x01010101), f.at.bitcast(part, self.sums)
+        return how.finished(f, total, how.multiplied(f, how.started(total), ones, part))

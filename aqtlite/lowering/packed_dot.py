@@ -16,6 +16,7 @@ from jax import lax
 
 from aqtlite.lowering import (
     cpu,
+    int4_panels,
     int4_products,
     layouts,
     pairs,
@@ -92,6 +93,16 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
+    if is_int4 and int4_products.runs_here():
+        x, weights = (
+            (n // max(products, 1), products) for n in (rows * products, size)
+        )
+        if int4_products.has_fast_sums(
+            jax.ShapeDtypeStruct(x, jnp.int8),
+            jax.ShapeDtypeStruct(weights, jnp.int4),
+            _MATRICES,
+        ):
+            return _Panels(argument, contracting[of_weight], shapes[of_weight])
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
@@ -221,8 +232,16 @@ class _Pairs(_WithWeights):
 
     def sums(self, packed, x):
         (weights,) = packed
-        matrix = jax.ShapeDtypeStruct((weights.shape[0], x.shape[1]), jnp.int4)
-        has_kernel = int4_products.runs_here()
-        if has_kernel and int4_products.has_fast_sums(x, matrix, _MATRICES):
-            return int4_products.of_matrices(x, weights)
         return pairs.sums(x, weights)
+
+
+class _Panels(_WithWeights):
+    """int4 weights as their kernel reads them."""
+
+    def pack(self, x):
+        return (int4_panels.of_bytes(pairs.as_bytes(self.matrix(x))),)
+
+    def sums(self, packed, x):
+        (weights,) = packed
+        columns = math.prod(self.shape[axis] for axis in self._remaining)
+        return int4_products.of_matrices(x, weights, columns)

@@ -11,7 +11,13 @@ import pytest
 
 import aqtlite
 from aqtlite import config, extras
-from aqtlite.lowering import custom_call, int4_products, processor
+from aqtlite.lowering import (
+    custom_call,
+    int4_products,
+    processor,
+    products_of_bytes,
+)
+from aqtlite.lowering.products_of_bytes import Instructions
 from tests import common
 
 LAST_AXES = ((1,), (1,)), ((), ())
@@ -40,17 +46,19 @@ def test_it_runs_wherever_llvm_and_avx2_are():
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [
-        pytest.param(1, 8, id="one row and vector"),
+        pytest.param(1, 16, id="one row and panel"),
         pytest.param(37, 21, id="columns that are no whole vector"),
         pytest.param(64, 1040, id="columns that threads divide"),
     ],
 )
-@pytest.mark.parametrize("has_dots", [False, True])
-def test_sums_are_exact_at_the_largest_magnitudes(rows, columns, has_dots, monkeypatch):
-    """By the instructions of AVX2 and of VNNI."""
-    if has_dots and not processor.adds_products_of_bytes():
+@pytest.mark.parametrize("instructions", Instructions)
+def test_sums_are_exact_at_the_largest_magnitudes(
+    rows, columns, instructions, monkeypatch
+):
+    widest = products_of_bytes.of_processor()
+    if widest is None or instructions > widest:
         return
-    monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: has_dots)
+    monkeypatch.setattr(products_of_bytes, "of_processor", lambda: instructions)
     x, w = integers((rows, 512), 128), integers((columns, 512), 8, seed=1)
     x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-8], [7]]
     sums = jax.jit(lambda x, w: int4_products.sums(x, w.astype(jnp.int4), LAST_AXES))
@@ -100,7 +108,7 @@ def test_served_equals_trained_with_and_without(without_kernel):
 
 
 def test_what_is_not_finite_stays_so(without_kernel):
-    w = common.normal((8, 64))
+    w = common.normal((16, 64))
     x = common.normal((4, 64)).at[1, 3].set(jnp.nan).at[2, 5].set(jnp.inf).at[3].set(0)
     dot = aqtlite.make_dot_general(in_blocks(config.weight_only(4), 32))
     got = jax.jit(lambda x, w: dot(x, w, LAST_AXES))(x, w)
@@ -113,7 +121,7 @@ def test_what_is_not_finite_stays_so(without_kernel):
 def test_transformations_and_targets_it_is_not_for(without_kernel):
     cfg = in_blocks(config.weight_only(4), 32)
     dot = aqtlite.make_dot_general(cfg)
-    x, w = common.normal((3, 4, 64)), common.normal((8, 64))
+    x, w = common.normal((3, 4, 64)), common.normal((16, 64))
 
     def layers(x, w):
         return jax.vmap(lambda x: dot(x, w, LAST_AXES))(x)
@@ -143,7 +151,7 @@ def test_transformations_and_targets_it_is_not_for(without_kernel):
     ("lhs", "rhs", "dims"),
     [
         pytest.param((2, 40), (8, 40), LAST_AXES, id="products in no whole block"),
-        pytest.param((2, 32), (7, 32), LAST_AXES, id="less than a vector"),
+        pytest.param((2, 32), (15, 32), LAST_AXES, id="less than a panel"),
         pytest.param((0, 32), (8, 32), LAST_AXES, id="no rows"),
         pytest.param((2, 32), (32, 8), (((1,), (0,)), ((), ())), id="first axis"),
     ],
