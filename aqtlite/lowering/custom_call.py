@@ -49,7 +49,7 @@ _METADATA, _VERSION = 24, 24
 _FUNCTIONS = 48
 
 # Number of columns that threads take at least, as a product with the work of one.
-_WORK = 2**21
+_WORK = 2**22
 
 
 @functools.cache

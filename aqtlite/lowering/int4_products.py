@@ -163,25 +163,33 @@ class _ScaledSums(TargetDependent):
         return _call(rhs, lhs, *scales, columns=columns, digits=self.digits)
 
     def packing(self, known, types):
-        return _Panels(self) if 0 in known else None
+        scales = frozenset({len(types) - 1})
+        return _Panels(self, tuple(known & scales)) if 0 in known else None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Panels(Packing):
-    """The weights in panels."""
+    """The weights in panels, and their scales if they are known."""
 
     function: _ScaledSums
+    beside: tuple[int, ...]
     argument = 0
 
     @property
     def layout(self):
         return type(self)
 
-    def pack(self, x):
-        return (int4_panels.of_bytes(pairs.as_bytes(x)),)
+    def pack(self, args):
+        weights = int4_panels.of_bytes(pairs.as_bytes(args[self.argument]))
+        return weights, *(int4_panels.of_scales(args[i]) for i in self.beside)
 
     def run(self, packed, args):
-        return self.function.lowered(None, *packed, *args[1:])
+        weights, *beside = packed
+        *rows, scales = args[1:]
+        columns = scales.shape[0]
+        (scales,) = beside or (int4_panels.of_scales(scales),)
+        digits = self.function.digits
+        return _call(weights, *rows, scales, columns=columns, digits=digits)
 
 
 def _call(

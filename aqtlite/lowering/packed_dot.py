@@ -7,6 +7,7 @@ these at every call: it is raised, or its part of the correction is known.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -145,8 +146,9 @@ class _WithWeights(Packing):
     def layout(self):
         return type(self), self.contracting
 
-    def matrix(self, weights: jax.Array) -> jax.Array:
+    def matrix(self, args: Sequence[jax.Array]) -> jax.Array:
         """The weights as a matrix of a row for each of their remaining elements."""
+        weights = args[self.argument]
         order = (*self._remaining, *self.contracting)
         products = math.prod(self.shape[axis] for axis in self.contracting)
         return weights.transpose(order).reshape(-1, products)
@@ -181,8 +183,8 @@ class _WithWeights(Packing):
 class _FloatWeights(_WithWeights):
     """Weights as float32, whose products with integers have exact sums."""
 
-    def pack(self, x):
-        return (self.matrix(x).T.astype(jnp.float32),)
+    def pack(self, args):
+        return (self.matrix(args).T.astype(jnp.float32),)
 
     def sums(self, packed, x):
         (weights,) = packed
@@ -196,8 +198,8 @@ class _RaisedWeights(_WithWeights):
     The sums of the rows of zeros are the correction.
     """
 
-    def pack(self, x):
-        weights = self.matrix(x)
+    def pack(self, args):
+        weights = self.matrix(args)
         zeros = _TILE - weights.shape[0] % _TILE
         return (cpu.offset_by_128(plain.with_zeros(weights, 0, zeros)),)
 
@@ -214,8 +216,8 @@ class _RaisedWeights(_WithWeights):
 class _SummedWeights(_WithWeights):
     """Weights with 128 times their sums, the correction for rows raised by 128."""
 
-    def pack(self, x):
-        weights = self.matrix(x)
+    def pack(self, args):
+        weights = self.matrix(args)
         return weights, 128 * jnp.sum(weights, axis=1, dtype=jnp.int32)
 
     def sums(self, packed, x):
@@ -227,8 +229,8 @@ class _SummedWeights(_WithWeights):
 class _Pairs(_WithWeights):
     """int4 weights as bytes, each of two."""
 
-    def pack(self, x):
-        return (pairs.as_bytes(self.matrix(x)),)
+    def pack(self, args):
+        return (pairs.as_bytes(self.matrix(args)),)
 
     def sums(self, packed, x):
         (weights,) = packed
@@ -238,8 +240,8 @@ class _Pairs(_WithWeights):
 class _Panels(_WithWeights):
     """int4 weights as their kernel reads them."""
 
-    def pack(self, x):
-        return (int4_panels.of_bytes(pairs.as_bytes(self.matrix(x))),)
+    def pack(self, args):
+        return (int4_panels.of_bytes(pairs.as_bytes(self.matrix(args))),)
 
     def sums(self, packed, x):
         (weights,) = packed
