@@ -22,8 +22,8 @@ WORD = 4
 SIGNS = 0x88888888
 """The bits of a word that raise its weights by 8, once they are flipped."""
 
-_QUAD, _LINE = 4, 16
-"""Words of a row that are read at a time, and those in a line of the cache."""
+_QUAD = 4
+"""Number of words of a row that are read at a time."""
 
 
 def of_bytes(weights: jax.Array) -> jax.Array:
@@ -69,12 +69,9 @@ def lay_out(
     """
     at, size = f.at, f.times(words, WORD)
     whole = at.and_(words, f.long(-_QUAD))
-    with _if_any(f, 0, whole), f.loop(0, whole, _LINE) as line:
-        # All of a row's line of the cache, before others take its place.
-        end = f.least(f.sum(line, _LINE), whole)
-        for half in range(2):
-            with f.loop(line, end, _QUAD) as word:
-                _four_words(f, rows, size, word, panel, half, flipped)
+    for half in range(2):
+        with _if_any(f, 0, whole), f.loop(0, whole, _QUAD) as word:
+            _four_words(f, rows, size, word, panel, half, flipped)
     with _if_any(f, whole, words), f.loop(whole, words) as word:
         for row in range(PANEL):
             place = f.sum(f.times(size, row), f.times(word, WORD))
