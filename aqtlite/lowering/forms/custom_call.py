@@ -180,9 +180,10 @@ class Function(abc.ABC):
 
     def array(self, kind: Any, count: int, align: int = 8) -> Any:
         """Memory of a call of the function that is being written."""
-        made = self.at.alloca(kind, count)
-        made.align = align
-        return self._cast(made, self.pointer)
+        with self.at.goto_entry_block():
+            made = self.at.alloca(kind, count)
+            made.align = align
+            return self._cast(made, self.pointer)
 
     def variable(self, kind: Any) -> Any:
         """A variable that LLVM keeps in registers, where there are some left."""

@@ -15,6 +15,10 @@ from aqtlite.lowering.forms.int4_rows import BLOCK, Memory, Rows, Sizes
 from aqtlite.lowering.forms.int4_sums import Arrays, RowsOfPanel
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 
+_CACHE, _ROWS = 2**19, 32
+"""Bytes of the other operand that stay in the cache while panels are multiplied with
+them, and the number of whose rows they are a multiple."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -70,12 +74,19 @@ class Int4Function(custom_call.Function):
         of_values, of_offsets, _ = rows.bytes_of(sizes)
         offsets = self.offset(memory, of_values)
         units = self.offset(offsets, of_offsets)
-        rows.lay_out(x, Memory(memory, offsets, units), sizes)
-        scales = factors = self.null
+        laid_out = Memory(memory, offsets, units)
+        products = self.times(sizes.tiles, sizes.blocks, BLOCK)
+        is_float = kernel.digits > 1
+        size = self.times(products, 4 if is_float else 1)
+        with self.loop(0, sizes.rows, self._together(sizes)) as first:
+            there = laid_out.from_row(self, first, kernel.digits, sizes)
+            start = self.offset(x, self.times(first, size))
+            rows.lay_out(start, there, self._from_row(first, sizes))
+        scales, factors = self.null, units
         if kernel.is_scaled:
-            is_float = kernel.digits > 1
-            factors = units if is_float else self.data(self.argument(frame, 2))
             scales = self.data(self.argument(frame, 2 if is_float else 3))
+            if not is_float:
+                factors = self.data(self.argument(frame, 2))
         columns = self.size(out, 1)
         words = (weights, memory, offsets, factors, scales, self.data(out))
         sizes_of = (sizes.rows, columns, sizes.tiles, sizes.blocks)
@@ -83,7 +94,7 @@ class Int4Function(custom_call.Function):
             self.store(value, state, 8 * i, 8)
         # Reading a weight takes about as long as a product.
         lines = self.sum(self.times(sizes.rows, kernel.digits), 1)
-        return columns, self.times(sizes.tiles, sizes.blocks, lines, BLOCK)
+        return columns, self.times(products, lines)
 
     def _rows(self) -> Rows:
         return Rows(self, self.kernel.digits, self.kernel.instructions)
@@ -96,47 +107,69 @@ class Int4Function(custom_call.Function):
             tiles = self.size(scales, 1)
         return Sizes(rows, tiles, self.at.sdiv(count, self.times(tiles, BLOCK)))
 
+    def _together(self, sizes: Sizes) -> Any:
+        """The number of rows that are laid out together, and multiplied by a panel.
+
+        Of more rows, values would leave the cache before the next panel.
+        """
+        of_row = self.times(sizes.tiles, sizes.blocks, BLOCK * self.kernel.digits)
+        times = self.at.sdiv(self.long(_CACHE // _ROWS), of_row)
+        return self.times(self.sum(times, 1), _ROWS)
+
+    def _from_row(self, first: Any, sizes: Sizes) -> Sizes:
+        """The sizes of the rows from a first one on that are laid out together."""
+        left = self.at.sub(sizes.rows, first)
+        count = self.least(left, self._together(sizes))
+        return Sizes(count, sizes.tiles, sizes.blocks)
+
     def compute(self, state, start, stop):
-        at, kernel = self.at, self.kernel
-        weights, x, offsets, factors, scales, out = (
+        kernel = self.kernel
+        weights, values, offsets, factors, scales, out = (
             self.word(state, i, self.pointer) for i in range(6)
         )
         rows, columns, tiles, blocks = (self.word(state, 6 + i) for i in range(4))
-        sizes = Sizes(rows, tiles, blocks)
+        memory, sizes = Memory(values, offsets, factors), Sizes(rows, tiles, blocks)
         row_bytes = self.times(tiles, blocks, BLOCK // 2)
-        of_panel = self.times(row_bytes, PANEL)
-        of_scales = self.times(tiles, 4 * PANEL)
-        memory = own = self.null
+        own, own_scales = self.null, self.null
         if not kernel.is_packed:
-            memory = self.call("malloc", self.pointer, self.sum(of_panel, of_scales))
-            own = self.offset(memory, of_panel)
+            of_panel = self.times(row_bytes, PANEL)
+            of_scales = self.times(tiles, 4 * PANEL)
+            own = self.call("malloc", self.pointer, self.sum(of_panel, of_scales))
+            own_scales = self.offset(own, of_panel)
         # Columns that are no whole panel are computed with those before them.
-        last = at.sub(columns, self.long(PANEL))
-        with self.loop(start, stop, PANEL) as index:
+        last = self.at.sub(columns, self.long(PANEL))
+        with (
+            self.loop(0, rows, self._together(sizes)) as first,
+            self.loop(start, stop, PANEL) as index,
+        ):
             column = self.least(index, last)
-            if kernel.is_packed:
-                panel = self.offset(weights, self.times(index, row_bytes))
-                own = self.offset(scales, self.times(index, tiles, 4))
-            else:
-                panel = memory
-                first = self.offset(weights, self.times(column, row_bytes))
-                words = at.sdiv(row_bytes, self.long(int4_panels.WORD))
-                int4_panels.lay_out(self, first, words, panel, int4_panels.SIGNS)
+            row = index if kernel.is_packed else column
+            panel = self.offset(weights, self.times(row, row_bytes))
+            of_panel = self.offset(scales, self.times(row, tiles, 4))
+            if not kernel.is_packed:
+                words = self.at.sdiv(row_bytes, self.long(int4_panels.WORD))
+                int4_panels.lay_out(self, panel, words, own, int4_panels.SIGNS)
                 if kernel.is_scaled:
-                    first = self.offset(scales, self.times(column, tiles, 4))
-                    int4_panels.lay_out(self, first, tiles, own)
-            place = self.offset(out, self.times(column, 4))
-            arrays = Arrays(panel, own, x, offsets, factors, place)
-            done = self.long(0)
-            for count in kernel.instructions.rows_at_once(kernel.digits):
-                of = RowsOfPanel(self, kernel.instructions, kernel.digits, count)
-                compute = of.compute_scaled if kernel.is_scaled else of.compute
-                left = at.sub(rows, done)
-                whole = at.sub(left, at.srem(left, self.long(count)))
-                after = self.sum(done, whole)
-                is_any = at.icmp_signed("<", done, after)
-                with at.if_then(is_any), self.loop(done, after, count) as row:
-                    compute(arrays, sizes, columns, row, kernel.is_single)
-                done = after
+                    int4_panels.lay_out(self, of_panel, tiles, own_scales)
+                panel, of_panel = own, own_scales
+            place = self.sum(self.times(first, columns), column)
+            here = memory.from_row(self, first, kernel.digits, sizes)
+            place = self.offset(out, self.times(place, 4))
+            arrays = Arrays(panel, of_panel, here, place)
+            self._compute_panel(arrays, self._from_row(first, sizes), columns)
         if not kernel.is_packed:
-            self.call("free", self.none, memory)
+            self.call("free", self.none, own)
+
+    def _compute_panel(self, arrays: Arrays, sizes: Sizes, columns: Any) -> None:
+        """Computes rows, as many at once as there are, of a panel of columns."""
+        at, kernel = self.at, self.kernel
+        done = self.long(0)
+        for count in kernel.instructions.rows_at_once(kernel.digits):
+            of = RowsOfPanel(self, kernel.instructions, kernel.digits, count)
+            compute = of.compute_scaled if kernel.is_scaled else of.compute
+            left = at.sub(sizes.rows, done)
+            after = self.sum(done, at.sub(left, at.srem(left, self.long(count))))
+            is_any = at.icmp_signed("<", done, after)
+            with at.if_then(is_any), self.loop(done, after, count) as row:
+                compute(arrays, sizes, columns, row, kernel.is_single)
+            done = after

@@ -50,6 +50,17 @@ class Memory:
     units: Any
     """Units of the digits of floats, float32, ``(rows, tiles)``."""
 
+    def from_row(
+        self, f: custom_call.Function, row: Any, digits: int, sizes: Sizes
+    ) -> "Memory":
+        """Returns pointers to what is written of a row and those behind it."""
+        lines = f.times(row, sizes.tiles)
+        return Memory(
+            f.offset(self.values, f.times(lines, sizes.blocks, BLOCK * digits)),
+            f.offset(self.offsets, f.times(lines, 4 * digits)),
+            f.offset(self.units, f.times(lines, 4)),
+        )
+
 
 class Rows:
     """Writes the instructions that lay out rows ``(rows, tiles * blocks * BLOCK)``."""

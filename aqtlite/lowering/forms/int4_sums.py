@@ -11,7 +11,7 @@ from typing import Any
 
 from aqtlite.lowering.forms import custom_call
 from aqtlite.lowering.forms.int4_panels import PANEL, WORD
-from aqtlite.lowering.forms.int4_rows import BLOCK, Sizes
+from aqtlite.lowering.forms.int4_rows import BLOCK, Memory, Sizes
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 
 _WORDS = BLOCK // 8
@@ -33,14 +33,9 @@ class Arrays:
     scales: Any
     """Scales of the weights, float32, ``(tiles, PANEL)``."""
 
-    x: Any
-    """`int4_rows.Memory.values`."""
-
-    offsets: Any
-    """`int4_rows.Memory.offsets`."""
-
-    factors: Any
-    """Scales of the rows, float32, ``(rows, tiles)``."""
+    rows: Memory
+    """The other operand, with the scales of the rows in place of units if it is int8.
+    """
 
     out: Any
     """int32 or float32, ``(rows, columns)``, from the first column of the panel on."""
@@ -117,7 +112,7 @@ class RowsOfPanel:
         before = f.times(f.sum(f.times(tile, sizes.rows), row), self.digits)
         for i, of_line in enumerate(self.sums):
             # What raising the weights adds, negated.
-            offset = f.load(arrays.offsets, f.times(f.sum(before, i), 4), f.int, 4)
+            offset = f.load(arrays.rows.offsets, f.times(f.sum(before, i), 4), f.int, 4)
             for first, *others in of_line:
                 f.at.store(f.splat(offset, self.how.lanes), first)
                 for other in others:
@@ -127,7 +122,7 @@ class RowsOfPanel:
             step = f.sum(f.times(tile, sizes.blocks), block)
             weights = f.offset(arrays.weights, f.times(step, PANEL * BLOCK // 2))
             line = f.times(f.sum(f.times(step, sizes.rows), row), self.digits, BLOCK)
-            self._add_block(weights, f.offset(arrays.x, line))
+            self._add_block(weights, f.offset(arrays.rows.values, line))
 
         if is_single:
             add(f.long(0))
@@ -170,7 +165,7 @@ class RowsOfPanel:
         base = f.constant(self.floats, 256.0)
         for i, of_row in enumerate(self.totals):
             place = f.sum(f.times(f.sum(row, i), sizes.tiles), tile)
-            factor = f.load(arrays.factors, f.times(place, 4), f.ir.FloatType(), 4)
+            factor = f.load(arrays.rows.units, f.times(place, 4), f.ir.FloatType(), 4)
             factor = f.splat(factor, lanes)
             for j, variable in enumerate(of_row):
                 *low, total = (
