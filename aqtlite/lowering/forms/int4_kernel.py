@@ -1,4 +1,4 @@
-"""A kernel of int4 weights for x86-64.
+"""A kernel of int4 or int8 weights for x86-64.
 
 It takes a panel of weights at a time (`int4_panels`), widens them in registers, and
 multiplies them with as many rows of the other operand as there are registers for sums.
@@ -24,6 +24,9 @@ them, and the number of whose rows they are a multiple."""
 class Kernel:
     """What is compiled into a kernel."""
 
+    bits: int
+    """Bits of a weight: 4, or, where the processor `has_dots`, 8."""
+
     digits: int
     """Number of digits of an element of the other operand."""
 
@@ -44,13 +47,13 @@ class Kernel:
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
-    Its arguments are the weights, int4 ``(columns, products)`` or `int4_panels`; the
+    Its arguments are the weights, ``(columns, products)`` or in `int4_panels`; the
     other operand, ``(rows, products)``, int8, or float32 where there are several
     digits; and where sums are scaled, factors of the rows, float32 ``(rows, tiles)``,
     if they are of int8, and the scales of the weights, float32 ``(columns, tiles)``.
     """
     parts = map(int, dataclasses.astuple(kernel))
-    name = "_".join(["aqtlite_int4", *map(str, parts)])
+    name = "_".join(["aqtlite_panels", *map(str, parts)])
     custom_call.register(name, Int4Function(kernel))
     return name
 
@@ -97,7 +100,9 @@ class Int4Function(custom_call.Function):
         return columns, self.times(products, lines)
 
     def _rows(self) -> Rows:
-        return Rows(self, self.kernel.digits, self.kernel.instructions)
+        return Rows(
+            self, self.kernel.bits, self.kernel.digits, self.kernel.instructions
+        )
 
     def _sizes(self, frame: Any) -> Sizes:
         rows, count = (self.size(self.argument(frame, 1), axis) for axis in (0, 1))
@@ -129,7 +134,7 @@ class Int4Function(custom_call.Function):
         )
         rows, columns, tiles, blocks = (self.word(state, 6 + i) for i in range(4))
         memory, sizes = Memory(values, offsets, factors), Sizes(rows, tiles, blocks)
-        row_bytes = self.times(tiles, blocks, BLOCK // 2)
+        row_bytes = self.times(tiles, blocks, BLOCK * kernel.bits // 8)
         own, own_scales = self.null, self.null
         if not kernel.is_packed:
             of_panel = self.times(row_bytes, PANEL)
@@ -148,7 +153,9 @@ class Int4Function(custom_call.Function):
             of_panel = self.offset(scales, self.times(row, tiles, 4))
             if not kernel.is_packed:
                 words = self.at.sdiv(row_bytes, self.long(int4_panels.WORD))
-                int4_panels.lay_out(self, panel, words, own, int4_panels.SIGNS)
+                int4_panels.lay_out(
+                    self, panel, words, own, int4_panels.SIGNS[kernel.bits]
+                )
                 if kernel.is_scaled:
                     int4_panels.lay_out(self, of_panel, tiles, own_scales)
                 panel, of_panel = own, own_scales
@@ -165,7 +172,9 @@ class Int4Function(custom_call.Function):
         at, kernel = self.at, self.kernel
         done = self.long(0)
         for count in kernel.instructions.rows_at_once(kernel.digits):
-            of = RowsOfPanel(self, kernel.instructions, kernel.digits, count)
+            of = RowsOfPanel(
+                self, kernel.instructions, kernel.bits, kernel.digits, count
+            )
             compute = of.compute_scaled if kernel.is_scaled else of.compute
             left = at.sub(sizes.rows, done)
             after = self.sum(done, at.sub(left, at.srem(left, self.long(count))))

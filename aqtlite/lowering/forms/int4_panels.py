@@ -1,7 +1,7 @@
-"""Rows of int4 weights laid out in panels, as their kernel reads them.
+"""Rows of int4 or int8 weights laid out in panels, as their kernel reads them.
 
-A panel has `PANEL` rows, of which it holds 32 bits each by turns: eight weights that
-are multiplied by the same eight values. Weights are raised by 8, to be unsigned.
+A panel has `PANEL` rows, of which it holds 32 bits each by turns: eight int4 that are
+multiplied by the same eight values, or four int8. Weights are raised, to be unsigned.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering.forms import custom_call
+from aqtlite.lowering.forms import custom_call, pairs
 
 PANEL = 16
 """Number of rows of weights in a panel."""
@@ -19,27 +19,37 @@ PANEL = 16
 WORD = 4
 """Bytes of a row that lie together."""
 
-SIGNS = 0x88888888
-"""The bits of a word that raise its weights by 8, once they are flipped."""
+SIGNS = {4: 0x88888888, 8: 0x80808080}
+"""The bits of a word that raise weights of 4 or 8 bits, once they are flipped."""
 
 _QUAD = 4
 """Number of words of a row that are read at a time."""
 
 
-def of_bytes(weights: jax.Array) -> jax.Array:
+def of_weights(weights: jax.Array) -> jax.Array:
+    """Returns int4 or int8, ``(rows, products)``, in panels."""
+    if weights.dtype == jnp.int4:
+        return of_bytes(pairs.as_bytes(weights), 4)
+    return of_bytes(lax.bitcast_convert_type(weights, jnp.uint8), 8)
+
+
+def of_bytes(weights: jax.Array, bits: int) -> jax.Array:
     """Returns weights in panels.
 
     The last panel ends with the last row, and may share rows with the one before it.
 
     Args:
-        weights: from `pairs.as_bytes`, at least `PANEL` rows of whole words.
+        weights: uint8, at least `PANEL` rows of whole words.
+        bits: bits of a weight.
 
     Returns:
         uint8, ``(panels, bytes)``.
     """
     size = weights.shape[1]
     words = _in_panels(weights.reshape(-1, size // WORD, WORD))
-    return lax.bitwise_xor(words.reshape(-1, PANEL * size), np.uint8(SIGNS & 0xFF))
+    return lax.bitwise_xor(
+        words.reshape(-1, PANEL * size), np.uint8(SIGNS[bits] & 0xFF)
+    )
 
 
 def of_scales(scales: jax.Array) -> jax.Array:

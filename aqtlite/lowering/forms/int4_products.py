@@ -1,8 +1,9 @@
-"""Sums of products of int4 weights by a kernel, where there is one (`int4_kernel`).
+"""Sums of products of narrow weights by a kernel, where there is one (`int4_kernel`).
 
-The kernel reads weights as XLA stores them, so that nothing has to be packed. Sums of
-integers are exact, and scales are applied in the order of the forms of XLA: results are
-equal bit for bit. Without the kernel, `pairs` and loops over tiles compute them.
+The kernel reads int4, and int8 that have a scale for each tile, as XLA stores them, so
+that nothing has to be packed. Sums of integers are exact, and scales are applied in the
+order of the forms of XLA: results are equal bit for bit. Without the kernel, `pairs` and
+loops over tiles compute them.
 """
 
 import dataclasses
@@ -17,7 +18,6 @@ from aqtlite.lowering.forms import (
     custom_call,
     int4_kernel,
     int4_panels,
-    pairs,
     products_of_bytes,
 )
 from aqtlite.lowering.forms.int4_kernel import Kernel
@@ -31,7 +31,7 @@ from aqtlite.shapes import dimension_numbers as dn
 _ROWS = 512
 
 # Sums of more products might leave int32.
-_PRODUCTS = 2**20
+_PRODUCTS, _PRODUCTS_OF_INT8 = 2**20, 2**16
 
 _Typed = jax.Array | jax.ShapeDtypeStruct
 
@@ -62,6 +62,21 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     return is_whole and math.prod(columns) >= PANEL
 
 
+def takes_tiles(
+    lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers, tiles: int
+) -> bool:
+    """Returns True if `scaled_sums` takes operands: int4, or int8 of few products."""
+    if rhs.shape[-1] % (BLOCK * tiles):
+        return False
+    if rhs.dtype != jnp.int8:
+        return takes(lhs, rhs, dims)
+    instructions = products_of_bytes.of_processor()
+    has_dots = instructions is not None and instructions.has_dots
+    is_exact = rhs.shape[-1] <= _PRODUCTS_OF_INT8 * tiles
+    as_int4 = jax.ShapeDtypeStruct(rhs.shape, jnp.int4)
+    return has_dots and is_exact and takes(lhs, as_int4, dims)
+
+
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     """Returns True if `sums` takes operands, and less time than products of int8."""
     return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
@@ -80,10 +95,10 @@ def of_matrices(x: jax.Array, weights: jax.Array, columns: int) -> jax.Array:
 
     Args:
         x: int4 or int8, ``(rows, products)``.
-        weights: int4, ``(columns, products)``, or `int4_panels.of_bytes` of them.
+        weights: int4, ``(columns, products)``, or `int4_panels.of_weights` of them.
         columns: number of rows of weights.
     """
-    return _call(weights, x.astype(jnp.int8), columns=columns)
+    return _call(weights, x.astype(jnp.int8), columns=columns, bits=4)
 
 
 def sums_of_floats(
@@ -110,7 +125,7 @@ def scaled_sums(
 
     Args:
         lhs: int8, ``(rows, products)``.
-        rhs: int4, ``(columns, products)``.
+        rhs: int4 or int8, ``(columns, products)``.
         factors: float32, ``(rows, tiles)``, the scales of lhs.
         scales: float32, ``(columns, tiles)``.
 
@@ -127,7 +142,7 @@ def scaled_sums_of_floats(
 
     Args:
         lhs: floating, ``(rows, products)``.
-        rhs: int4, ``(columns, products)``.
+        rhs: int4 or int8, ``(columns, products)``.
         scales: float32, ``(columns, tiles)``.
         out_dtype: final dtype of the contraction.
     """
@@ -158,8 +173,8 @@ class _ScaledSums(TargetDependent):
 
     def lowered(self, target, rhs, lhs, *scales):
         del target
-        columns = scales[-1].shape[0]
-        return _call(rhs, lhs, *scales, columns=columns, digits=self.digits)
+        columns, bits = scales[-1].shape[0], jnp.iinfo(rhs.dtype).bits
+        return _call(rhs, lhs, *scales, columns=columns, bits=bits, digits=self.digits)
 
     def packing(self, known, types):
         scales = frozenset({len(types) - 1})
@@ -179,16 +194,16 @@ class _Panels(Packing):
         return type(self)
 
     def pack(self, args):
-        weights = int4_panels.of_bytes(pairs.as_bytes(args[self.argument]))
+        weights = int4_panels.of_weights(args[self.argument])
         return weights, *(int4_panels.of_scales(args[i]) for i in self.beside)
 
     def run(self, packed, args):
         weights, *beside = packed
-        *rows, scales = args[1:]
-        columns = scales.shape[0]
+        own, *rows, scales = args
+        columns, bits = scales.shape[0], jnp.iinfo(own.dtype).bits
         (scales,) = beside or (int4_panels.of_scales(scales),)
         digits = self.function.digits
-        return _call(weights, *rows, scales, columns=columns, digits=digits)
+        return _call(weights, *rows, scales, columns=columns, bits=bits, digits=digits)
 
 
 def _call(
@@ -196,20 +211,23 @@ def _call(
     x: jax.Array,
     *scales: jax.Array,
     columns: int,
+    bits: int,
     digits: int = 1,
 ) -> jax.Array:
     """Calls the kernel.
 
     Args:
-        weights: int4, ``(columns, products)``, or `int4_panels.of_bytes`.
+        weights: int4 or int8, ``(columns, products)``, or `int4_panels.of_weights`.
         x: its other operand.
         scales: factors of rows and scales of columns, if sums are scaled.
         columns: number of columns.
+        bits: bits of a weight.
         digits: number of digits of an element of `x`.
     """
     instructions = products_of_bytes.of_processor()
     assert instructions is not None
     kernel = Kernel(
+        bits,
         digits,
         is_scaled=bool(scales),
         is_single=bool(scales) and x.shape[1] == scales[-1].shape[1] * BLOCK,

@@ -1,4 +1,4 @@
-"""The operand beside int4 weights, laid out for their kernel: rows of int8 or floats.
+"""The operand beside the weights, laid out for their kernel: rows of int8 or floats.
 
 Floats become the digits of `digits.of_floats`, by the same arithmetic, with a unit for
 each tile of a row. XLA would take several kernels for it, and one byte at a time.
@@ -16,8 +16,6 @@ BLOCK = 32
 
 # As nibbles are widened: of each eight elements the even ones, then the odd ones.
 _ORDER = [i + j for i in range(0, BLOCK, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7)]
-
-_RAISED_BY = 8
 
 _MAGNITUDE, _INFINITY, _MANTISSA = 0x7FFFFFFF, 0x7F800000, 23
 
@@ -45,7 +43,8 @@ class Memory:
     """int8, ``(tiles, blocks, rows, digits, BLOCK)``."""
 
     offsets: Any
-    """-8 times the sums of values, int32, ``(tiles, rows, digits)``."""
+    """Sums of values, times what weights are raised by, negated: int32, ``(tiles, rows,
+    digits)``."""
 
     units: Any
     """Units of the digits of floats, float32, ``(rows, tiles)``."""
@@ -66,9 +65,15 @@ class Rows:
     """Writes the instructions that lay out rows ``(rows, tiles * blocks * BLOCK)``."""
 
     def __init__(
-        self, function: custom_call.Function, digits: int, instructions: Instructions
+        self,
+        function: custom_call.Function,
+        bits: int,
+        digits: int,
+        instructions: Instructions,
     ):
         self.f, self.digits, self.instructions = function, digits, instructions
+        self.order = _ORDER if bits == 4 else list(range(BLOCK))
+        self.raised_by = 2 ** (bits - 1)
         ir = function.ir
         self.ints, self.floats, self.bytes = (
             ir.VectorType(kind, BLOCK)
@@ -114,7 +119,7 @@ class Rows:
             for i in range(digits):
                 total = f.load(sums, BLOCK * i, self.sums, BLOCK)
                 total = f.call("llvm.vector.reduce.add.v8i32", f.int, total)
-                total = f.at.mul(total, f.int(-_RAISED_BY))
+                total = f.at.mul(total, f.int(-self.raised_by))
                 f.store(total, memory.offsets, f.sum(place, 4 * i), 4)
 
     def _largest(self, start: Any, bound: Any, blocks: Any) -> Any:
@@ -148,7 +153,7 @@ class Rows:
         """The digits of a block, lowest first, in the order of widened weights."""
         f, at = self.f, self.f.at
         if reciprocal is None:
-            return [f.shuffled(f.load(x, 0, self.bytes), _ORDER)]
+            return [f.shuffled(f.load(x, 0, self.bytes), self.order)]
         scaled = at.fmul(f.load(x, 0, self.floats), reciprocal)
         anchored = at.fadd(scaled, f.constant(self.floats, _ANCHOR))
         rest = at.sub(
@@ -159,7 +164,9 @@ class Rows:
             low = at.ashr(at.shl(rest, left), left)
             out.append(low)
             rest = at.ashr(at.sub(rest, low), f.constant(self.ints, BITS))
-        return [f.shuffled(at.trunc(one, self.bytes), _ORDER) for one in (*out, rest)]
+        return [
+            f.shuffled(at.trunc(one, self.bytes), self.order) for one in (*out, rest)
+        ]
 
     def _added(self, total: Any, part: Any) -> Any:
         f, how = self.f, self.instructions

@@ -1,4 +1,4 @@
-"""Sums of products of a panel of int4 weights with a few rows, kept in registers.
+"""Sums of products of a panel of weights with a few rows, kept in registers.
 
 Sums of a tile are int32. They are returned, of a single tile and digit, or scaled and
 added in float32, tile by tile, in the order of the forms of XLA.
@@ -7,15 +7,13 @@ added in float32, tile by tile, in the order of the forms of XLA.
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call
 from aqtlite.lowering.forms.int4_panels import PANEL, WORD
 from aqtlite.lowering.forms.int4_rows import BLOCK, Memory, Sizes
 from aqtlite.lowering.forms.products_of_bytes import Instructions
-
-_WORDS = BLOCK // 8
-"""Number of words of a row of weights in a block."""
 
 _WAITING = 4
 """Number of additions that a processor begins before it has the first one's sum."""
@@ -52,15 +50,12 @@ class RowsOfPanel:
         self,
         function: custom_call.Function,
         instructions: Instructions,
+        bits: int,
         digits: int,
         count: int,
     ):
-        self.f, self.how, self.digits, self.count = (
-            function,
-            instructions,
-            digits,
-            count,
-        )
+        self.f, self.how = function, instructions
+        self.bits, self.digits, self.count = bits, digits, count
         self.ints, self.floats = (
             instructions.ints(function),
             instructions.floats(function),
@@ -120,7 +115,9 @@ class RowsOfPanel:
 
         def add(block: Any) -> None:
             step = f.sum(f.times(tile, sizes.blocks), block)
-            weights = f.offset(arrays.weights, f.times(step, PANEL * BLOCK // 2))
+            weights = f.offset(
+                arrays.weights, f.times(step, PANEL * BLOCK * self.bits // 8)
+            )
             line = f.times(f.sum(f.times(step, sizes.rows), row), self.digits, BLOCK)
             self._add_block(weights, f.offset(arrays.rows.values, line))
 
@@ -134,24 +131,31 @@ class RowsOfPanel:
         f, at, how = self.f, self.f.at, self.how
         before = [[[at.load(one) for one in of] for of in line] for line in self.sums]
         parts = [[[how.started(one) for one in of] for of in line] for line in before]
+        for k, wide in enumerate(self._bytes(weights)):
+            for line, of_line in enumerate(parts):
+                other = f.load(x, BLOCK * line + WORD * k, f.int, WORD)
+                other = f.splat(other, how.lanes)
+                for one, of in zip(wide, of_line, strict=True):
+                    copy = k % len(of)
+                    of[copy] = how.multiplied(f, of[copy], one, other)
+        flat = zip(*(_leaves(one) for one in (self.sums, before, parts)), strict=True)
+        for variable, total, part in flat:
+            at.store(how.finished(f, total, part), variable)
+
+    def _bytes(self, weights: Any) -> Iterator[list[Any]]:
+        """Yields the weights of a block as uint8, four of each row at a time."""
+        f, at, how = self.f, self.f.at, self.how
         mask, half = (f.constant(self.ints, value) for value in (_HALVES, _HALF))
-        for i in range(_WORDS):
+        for i in range(BLOCK * self.bits // (8 * WORD)):
             words = [
                 f.load(weights, WORD * (PANEL * i + how.lanes * j), self.ints)
                 for j in range(how.vectors)
             ]
-            low = [at.and_(word, mask) for word in words]
-            high = [at.and_(at.lshr(word, half), mask) for word in words]
-            for k, wide in ((2 * i, low), (2 * i + 1, high)):
-                for line, of_line in enumerate(parts):
-                    other = f.load(x, BLOCK * line + WORD * k, f.int, WORD)
-                    other = f.splat(other, how.lanes)
-                    for one, of in zip(wide, of_line, strict=True):
-                        copy = k % len(of)
-                        of[copy] = how.multiplied(f, of[copy], one, other)
-        flat = zip(*(_leaves(one) for one in (self.sums, before, parts)), strict=True)
-        for variable, total, part in flat:
-            at.store(how.finished(f, total, part), variable)
+            if self.bits == 8:
+                yield words
+            else:
+                yield [at.and_(word, mask) for word in words]
+                yield [at.and_(at.lshr(word, half), mask) for word in words]
 
     def _sum(self, variables: list[Any]) -> Any:
         return functools.reduce(self.f.at.add, map(self.f.at.load, variables))

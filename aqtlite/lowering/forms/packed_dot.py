@@ -241,7 +241,7 @@ class _Panels(_WithWeights):
     """int4 weights as their kernel reads them."""
 
     def pack(self, args):
-        return (int4_panels.of_bytes(pairs.as_bytes(self.matrix(args))),)
+        return (int4_panels.of_weights(self.matrix(args)),)
 
     def sums(self, packed, x):
         (weights,) = packed

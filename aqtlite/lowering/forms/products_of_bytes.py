@@ -51,7 +51,10 @@ class Instructions(enum.IntEnum):
         return total if self.has_dots else None
 
     def multiplied(self, f: custom_call.Function, part: Any, a: Any, b: Any) -> Any:
-        """Adds the products of uint8, up to 15, by int8, each four in an int32."""
+        """Adds the products of uint8 by int8, each four in an int32.
+
+        Without `has_dots`, the uint8 are at most 15.
+        """
         kind = a.type
         a, b = (
             f.at.bitcast(x, f.ir.VectorType(f.byte, 4 * kind.count)) for x in (a, b)

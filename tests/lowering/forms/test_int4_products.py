@@ -21,7 +21,7 @@ from aqtlite.lowering.forms.products_of_bytes import Instructions
 from tests import common
 
 LAST_AXES = ((1,), (1,)), ((), ())
-NAME = "aqtlite_int4"
+NAME = "aqtlite_panels"
 
 
 def integers(shape, largest, seed=0):
