@@ -27,7 +27,8 @@ from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 
-# Up to this number of rows, int4 take less time than weights that are widened at once.
+# XLA:CPU writes int4 that are computed, as in training, one by one. More rows than
+# these are rather those of training than of a program that is given int4.
 _ROWS = 512
 
 # Sums of more products might leave int32.
@@ -58,8 +59,13 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     if rhs.dtype != jnp.int4 or batch or not is_last or 0 in lhs.shape:
         return False
     *columns, products = rhs.shape
+    return reads(math.prod(columns), products)
+
+
+def reads(columns: int, products: int) -> bool:
+    """Returns True if the kernel reads a matrix of weights, by its sizes."""
     is_whole = products % BLOCK == 0 and 0 < products <= _PRODUCTS
-    return is_whole and math.prod(columns) >= PANEL
+    return is_whole and columns >= PANEL
 
 
 def takes_tiles(
@@ -78,7 +84,10 @@ def takes_tiles(
 
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if `sums` takes operands, and less time than products of int8."""
+    """Returns True if `sums` takes operands, and less time than other forms do.
+
+    Of any number of rows, it does so of weights that are given, and packed.
+    """
     return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
 
 

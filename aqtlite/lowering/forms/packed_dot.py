@@ -95,14 +95,8 @@ def of_dot(
     )
     size = math.prod(shapes[of_weight])
     if is_int4 and int4_products.runs_here():
-        x, weights = (
-            (n // max(products, 1), products) for n in (rows * products, size)
-        )
-        if int4_products.has_fast_sums(
-            jax.ShapeDtypeStruct(x, jnp.int8),
-            jax.ShapeDtypeStruct(weights, jnp.int4),
-            _MATRICES,
-        ):
+        columns = size // max(products, 1)
+        if rows and int4_products.reads(columns, products):
             return _Panels(argument, contracting[of_weight], shapes[of_weight])
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
