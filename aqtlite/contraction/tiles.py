@@ -155,7 +155,7 @@ class _SumOfTiles(TargetDependent):
         has_tiles = rhs_scale.shape[-1:] == self.counts and (
             lhs_scale is None or lhs_scale.shape[-1] in (1, *self.counts)
         )
-        takes = int4_products.takes_tiles
+        takes = int4_products.takes_scaled
         return has_tiles and takes(lhs, rhs, operation.dims, self.counts[-1])
 
     def _by_kernel(self, operation, given):

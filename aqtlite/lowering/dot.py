@@ -198,7 +198,7 @@ class Dot(Contraction):
 
     def sums_of_floats(self, target, lhs, rhs, out_dtype):
         is_fast = self.out_sharding is None and int4_products.is_available(target)
-        if not is_fast or not int4_products.takes(lhs, rhs, self.dims):
+        if not is_fast or not int4_products.takes_scaled(lhs, rhs, self.dims):
             return None
         out = int4_products.sums_of_floats(lhs, rhs, self.dims, out_dtype)
         return out if self.order is None else out.transpose(self.order)

@@ -1,9 +1,9 @@
 """Sums of products of narrow weights by a kernel, where there is one (`int4_kernel`).
 
 The kernel reads int4, and int8 that have a scale for each tile, as XLA stores them, so
-that nothing has to be packed. Sums of integers are exact, and scales are applied in the
-order of the forms of XLA: results are equal bit for bit. Without the kernel, `pairs` and
-loops over tiles compute them.
+that nothing has to be packed, and packed int8. Sums of integers are exact, and scales
+are applied in the order of the forms of XLA: results are equal bit for bit. Without the
+kernel, `pairs` and loops over tiles compute them.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ from aqtlite.shapes import dimension_numbers as dn
 # these are rather those of training than of a program that is given int4.
 _ROWS = 512
 
-# Sums of more products might leave int32.
-_PRODUCTS, _PRODUCTS_OF_INT8 = 2**20, 2**16
+# Sums of more products might leave int32, by bits of a weight.
+_PRODUCTS = {4: 2**20, 8: 2**16}
 
 _Typed = jax.Array | jax.ShapeDtypeStruct
 
@@ -53,34 +53,36 @@ def runs_here() -> bool:
 
 
 def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if the kernel contracts operands: their last axes, rhs of int4."""
+    """Returns True if `sums` contracts operands: their last axes, rhs of int4."""
+    return rhs.dtype == jnp.int4 and takes_scaled(lhs, rhs, dims)
+
+
+def takes_scaled(
+    lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers, tiles: int = 1
+) -> bool:
+    """Returns True if `scaled_sums` contracts operands: rhs of int4 or int8."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
-    if rhs.dtype != jnp.int4 or batch or not is_last or 0 in lhs.shape:
+    if rhs.dtype not in (jnp.int4, jnp.int8) or batch or not is_last or 0 in lhs.shape:
         return False
     *columns, products = rhs.shape
-    return reads(math.prod(columns), products)
+    bits = jnp.iinfo(rhs.dtype).bits
+    return products % tiles == 0 and reads(math.prod(columns), products // tiles, bits)
 
 
-def reads(columns: int, products: int) -> bool:
-    """Returns True if the kernel reads a matrix of weights, by its sizes."""
-    is_whole = products % BLOCK == 0 and 0 < products <= _PRODUCTS
+def reads(columns: int, products: int, bits: int) -> bool:
+    """Returns True if the kernel reads a matrix of weights.
+
+    Args:
+        columns: number of rows of the matrix.
+        products: number of weights of a row in a tile.
+        bits: bits of a weight.
+    """
+    is_whole = products % BLOCK == 0 and 0 < products <= _PRODUCTS[bits]
+    if bits == 8:  # Without dots, sums of two products saturate.
+        instructions = products_of_bytes.of_processor()
+        is_whole = is_whole and instructions is not None and instructions.has_dots
     return is_whole and columns >= PANEL
-
-
-def takes_tiles(
-    lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers, tiles: int
-) -> bool:
-    """Returns True if `scaled_sums` takes operands: int4, or int8 of few products."""
-    if rhs.shape[-1] % (BLOCK * tiles):
-        return False
-    if rhs.dtype != jnp.int8:
-        return takes(lhs, rhs, dims)
-    instructions = products_of_bytes.of_processor()
-    has_dots = instructions is not None and instructions.has_dots
-    is_exact = rhs.shape[-1] <= _PRODUCTS_OF_INT8 * tiles
-    as_int4 = jax.ShapeDtypeStruct(rhs.shape, jnp.int4)
-    return has_dots and is_exact and takes(lhs, as_int4, dims)
 
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
@@ -99,15 +101,19 @@ def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array
     return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
 
 
-def of_matrices(x: jax.Array, weights: jax.Array, columns: int) -> jax.Array:
+def of_matrices(
+    x: jax.Array, weights: jax.Array, columns: int, bits: int = 4
+) -> jax.Array:
     """Contracts rows of integers with rows of weights, to int32.
 
     Args:
         x: int4 or int8, ``(rows, products)``.
-        weights: int4, ``(columns, products)``, or `int4_panels.of_weights` of them.
+        weights: int4, ``(columns, products)``, or `int4_panels.of_weights` of int4 or
+            int8.
         columns: number of rows of weights.
+        bits: bits of a weight.
     """
-    return _call(weights, x.astype(jnp.int8), columns=columns, bits=4)
+    return _call(weights, x.astype(jnp.int8), columns=columns, bits=bits)
 
 
 def sums_of_floats(

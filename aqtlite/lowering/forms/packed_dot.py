@@ -39,6 +39,9 @@ _FEW_ROWS, _FEW_LONG_ROWS, _LONG = 32, 128, 2048
 # integers take longer to start. Sums of up to that many products of int8 are exact.
 _FEW_WEIGHTS, _EXACT_PRODUCTS = 2**14, 2**10
 
+# Up to this number of rows, the kernel of panels takes less time than XLA's dots.
+_PANEL_ROWS = 512
+
 # The kernels compute this number of rows, or of columns, at a time.
 _TILE, _ROWS = 16, 4
 
@@ -94,16 +97,19 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
-    if is_int4 and int4_products.runs_here():
-        columns = size // max(products, 1)
-        if rows and int4_products.reads(columns, products):
-            return _Panels(argument, contracting[of_weight], shapes[of_weight])
+    bits, columns = 4 if is_int4 else 8, size // max(products, 1)
+    has_panels = int4_products.runs_here() and rows > 0
+    has_panels = has_panels and int4_products.reads(columns, products, bits)
+    if is_int4 and has_panels:
+        return _Panels(argument, contracting[of_weight], shapes[of_weight])
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
         return None
     if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
         return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
+    if has_panels and rows <= _PANEL_ROWS:
+        return _PanelsOfInt8(argument, contracting[of_weight], shapes[of_weight])
     if rows == 0 or size < _worthwhile(rows):
         return None
     form: type[_WithWeights]
@@ -234,10 +240,18 @@ class _Pairs(_WithWeights):
 class _Panels(_WithWeights):
     """int4 weights as their kernel reads them."""
 
+    bits = 4
+
     def pack(self, args):
         return (int4_panels.of_weights(self.matrix(args)),)
 
     def sums(self, packed, x):
         (weights,) = packed
         columns = math.prod(self.shape[axis] for axis in self._remaining)
-        return int4_products.of_matrices(x, weights, columns)
+        return int4_products.of_matrices(x, weights, columns, self.bits)
+
+
+class _PanelsOfInt8(_Panels):
+    """int8 weights as the kernel reads them."""
+
+    bits = 8
