@@ -1,4 +1,4 @@
-"""The kernel of int4 weights: its bits are those of XLA's forms."""
+"""The kernel of int4 and int8 weights: its bits are those of XLA's forms."""
 
 import importlib.metadata
 import re
@@ -51,19 +51,26 @@ def test_it_runs_wherever_llvm_and_avx2_are():
         pytest.param(64, 1040, id="columns that threads divide"),
     ],
 )
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("instructions", Instructions)
 def test_sums_are_exact_at_the_largest_magnitudes(
-    rows, columns, instructions, monkeypatch
+    rows, columns, instructions, bits, monkeypatch
 ):
     widest = products_of_bytes.of_processor()
     if widest is None or instructions > widest:
         return
     monkeypatch.setattr(products_of_bytes, "of_processor", lambda: instructions)
-    x, w = integers((rows, 512), 128), integers((columns, 512), 8, seed=1)
-    x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-8], [7]]
-    sums = jax.jit(lambda x, w: int4_products.sums(x, w.astype(jnp.int4), LAST_AXES))
-    if not int4_products.runs_here():
+    largest = 2 ** (bits - 1)
+    x, w = integers((rows, 512), 128), integers((columns, 512), largest, seed=1)
+    x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-largest], [largest - 1]]
+    if not int4_products.runs_here() or not int4_products.reads(columns, 512, bits):
         return
+
+    @jax.jit
+    def sums(x, w):
+        w = w.astype(f"int{bits}")
+        return int4_products.of_matrices(x, w, columns, bits)
+
     for _ in range(20):  # Threads start in another order each time.
         np.testing.assert_array_equal(sums(x, w), x.astype(int) @ w.T.astype(int))
 
@@ -76,6 +83,10 @@ def test_served_equals_trained_with_and_without(without_kernel):
         "weight_only_64": in_blocks(config.weight_only(4), 64),
         "w4a8_32": in_blocks(config.w4a8(), 32),
         "w4a4_64": in_blocks(config.fully_quantized(fwd_bits=4), 64),
+        "w8": config.weight_only(8),
+        "w8_32": in_blocks(config.weight_only(8), 32),
+        "w8a8": config.qat(8),
+        "w8a8_64": in_blocks(config.qat(8), 64),
     }
     weights = {name: common.normal((128, 27), i) for i, name in enumerate(cfgs)}
     x = common.normal((2, 9, 128))
