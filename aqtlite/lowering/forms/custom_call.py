@@ -48,8 +48,9 @@ _DATA, _SIZES = 24, 40
 _METADATA, _VERSION = 24, 24
 _FUNCTIONS = 48
 
-# Number of columns that threads take at least, as a product with the work of one.
-_WORK = 2**22
+# Number of columns that threads take at least, as a product with the work of one: some
+# 40 us. To wake a thread takes a good part of that.
+_WORK = 2**23
 
 
 @functools.cache
