@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from aqtlite.contraction.ragged_dot import make_ragged_dot
     from aqtlite.invariance.transform import invariant
     from aqtlite.jaxpr.registry import register_operation
-    from aqtlite.program import rules
+    from aqtlite.program.adapters.initial_adapters import with_initial_adapters
+    from aqtlite.program.adapters.merge_adapters import merge_adapters
+    from aqtlite.program.adapters.merging import MergeReport
     from aqtlite.program.biases import correct_biases
     from aqtlite.program.calibration_state import with_gradient_statistics
-    from aqtlite.program.compile_serving import ServingProgram, compile_serving
+    from aqtlite.program.compiled.compile_serving import ServingProgram, compile_serving
     from aqtlite.program.convert import convert_function
-    from aqtlite.program.initial_adapters import with_initial_adapters
-    from aqtlite.program.measure import measure_serving, measure_training
-    from aqtlite.program.merge_adapters import merge_adapters
-    from aqtlite.program.merging import MergeReport
+    from aqtlite.program.measuring.measure import measure_serving, measure_training
     from aqtlite.program.plan_of_call import plan
     from aqtlite.program.quantize import quantize_function
-    from aqtlite.program.rules import Rule
+    from aqtlite.program.rules import rules
+    from aqtlite.program.rules.rules import Rule
     from aqtlite.program.serving.placeholder import is_frozen
     from aqtlite.program.tabulate import tabulate
     from aqtlite.qtensor import shape_operations
     from aqtlite.qtensor.qtensor import QTensor
-    from aqtlite.quantization import fixed_scale, statistics
     from aqtlite.quantization.optimizer_states import quantize_optimizer
     from aqtlite.quantization.quantize import quantize
-    from aqtlite.quantization.stored_statistics import restored_statistics
+    from aqtlite.quantization.states import fixed_scale, statistics
+    from aqtlite.quantization.states.stored_statistics import restored_statistics
     from aqtlite.reporting.report import report
     from aqtlite.taps.diagnose import Finding, diagnose
     from aqtlite.taps.history import plot_taps
@@ -103,20 +103,20 @@ _MODULES = [
 ]
 
 _PLACES = {
-    "MergeReport": "program.merging:MergeReport",
+    "MergeReport": "program.adapters.merging:MergeReport",
     "Finding": "taps.diagnose:Finding",
     "QTensor": "qtensor.qtensor:QTensor",
-    "Rule": "program.rules:Rule",
-    "ServingProgram": "program.compile_serving:ServingProgram",
+    "Rule": "program.rules.rules:Rule",
+    "ServingProgram": "program.compiled.compile_serving:ServingProgram",
     "Taps": "taps.records:Taps",
     "choose_bits": "allocation.choose:choose_bits",
-    "compile_serving": "program.compile_serving:compile_serving",
+    "compile_serving": "program.compiled.compile_serving:compile_serving",
     "convert_function": "program.convert:convert_function",
     "correct_biases": "program.biases:correct_biases",
     "diagnose": "taps.diagnose:diagnose",
     "einsum": "contraction.einsum:einsum",
     "einsum_states": "contraction.einsum_states",
-    "fixed_scale": "quantization.fixed_scale",
+    "fixed_scale": "quantization.states.fixed_scale",
     "invariant": "invariance.transform:invariant",
     "is_frozen": "program.serving.placeholder:is_frozen",
     "make_conv_general_dilated": (
@@ -124,9 +124,9 @@ _PLACES = {
     ),
     "make_dot_general": "contraction.dot_general:make_dot_general",
     "make_ragged_dot": "contraction.ragged_dot:make_ragged_dot",
-    "measure_serving": "program.measure:measure_serving",
-    "measure_training": "program.measure:measure_training",
-    "merge_adapters": "program.merge_adapters:merge_adapters",
+    "measure_serving": "program.measuring.measure:measure_serving",
+    "measure_training": "program.measuring.measure:measure_training",
+    "merge_adapters": "program.adapters.merge_adapters:merge_adapters",
     "plan": "program.plan_of_call:plan",
     "plot_taps": "taps.history:plot_taps",
     "quantize": "quantization.quantize:quantize",
@@ -135,16 +135,16 @@ _PLACES = {
     "register_operation": "jaxpr.registry:register_operation",
     "remat": "contraction.remat",
     "report": "reporting.report:report",
-    "restored_statistics": "quantization.stored_statistics:restored_statistics",
-    "rules": "program.rules",
+    "restored_statistics": "quantization.states.stored_statistics:restored_statistics",
+    "rules": "program.rules.rules",
     "sensitivity": "allocation.sensitivity:sensitivity",
     "shape_operations": "qtensor.shape_operations",
-    "statistics": "quantization.statistics",
+    "statistics": "quantization.states.statistics",
     "tabulate": "program.tabulate:tabulate",
     "tap": "taps.tap:tap",
     "tap_against_float": "taps.tap:tap_against_float",
     "with_gradient_statistics": "program.calibration_state:with_gradient_statistics",
-    "with_initial_adapters": "program.initial_adapters:with_initial_adapters",
+    "with_initial_adapters": "program.adapters.initial_adapters:with_initial_adapters",
     **{name: name for name in _MODULES},
 }
 

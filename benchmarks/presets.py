@@ -39,8 +39,8 @@ import optax
 import rich.console
 
 from aqtlite import config
-from aqtlite.allocation import plots
 from aqtlite.flax import AqtDotGeneral, calibrate_in_float, convert
+from aqtlite.output import plots
 from aqtlite.qtensor import codes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite_demo import corpus as corpus_lib

@@ -24,7 +24,7 @@ import jax
 import rich.box
 from rich.table import Table
 
-from aqtlite.lowering import processor
+from aqtlite.lowering.forms import processor
 from aqtlite.reporting import hlo
 from benchmarks.gpu import cases
 from benchmarks.gpu.measuring import Program

@@ -16,7 +16,7 @@ import numpy as np
 
 from aqtlite import config
 from aqtlite.flax import calibrate, quantize_model
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.states.state_collections import STATISTICS
 from aqtlite.testing import other_values
 from tests.causal_models import MODELS, injected
 from tests.common import normal, quick_jit

@@ -21,11 +21,15 @@ FLOORS = [re.split(r" {3,}", row)[0].split() for row in PICTURE.splitlines()][::
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The files of the way through the package, after the page itself.
 WAY = re.findall(r"^\d+\. `([\w/]+\.py)`", PAGE, re.M)
-# Rooms with the files that others import, besides the front.
+# Rooms with the files that others import, besides the front; a row that begins with
+# spaces continues the one above.
 LEAVES = PAGE.partition("## Rooms that need not be entered")[2].split("```")[1]
 DOORS = {
-    room.replace("/", "."): set(doors)
-    for room, *doors in map(str.split, LEAVES.strip().splitlines())
+    room: set(doors)
+    for room, *doors in map(
+        str.split,
+        re.sub(r"\n +", " ", LEAVES.strip()).replace("/", ".").splitlines(),
+    )
 }
 FOLDERS = sorted(
     path.parent.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*/__init__.py")
@@ -103,7 +107,7 @@ def test_rooms_of_leaves_are_entered_by_their_doors(leaves):
 
 
 def test_the_house_stays_small():
-    assert len(FLOOR_OF) <= 27
+    assert len(FLOOR_OF) <= 28
     assert len(list(PACKAGE.glob("*.py"))) <= 6
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aqtlite import config, errors
-from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan import Plan
-from aqtlite.program.rules import Rule
-from aqtlite.quantization.state_collections import PARAMETERS, collections_of
+from aqtlite.program.rules import rules as rules_lib
+from aqtlite.program.rules.rules import Rule
+from aqtlite.quantization.states.state_collections import PARAMETERS, collections_of
 
 FLOAT = "float"
 """Name of the choice to leave a contraction in float."""

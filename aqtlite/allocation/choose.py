@@ -24,7 +24,7 @@ from aqtlite.allocation.switches import Switch
 from aqtlite.allocation.times import Times
 from aqtlite.allocation.weights import Weights
 from aqtlite.jaxpr.registry import LOOKUP
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules.rules import Rule
 
 _NUM_POINTS = 8
 """Number of budgets on the curve, beside those of uniform candidates."""

@@ -18,9 +18,9 @@ from aqtlite.program.serving import conversion, planning
 from aqtlite.program.serving.model import Parameter, parameters_of
 from aqtlite.qtensor import codes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import second_moment
-from aqtlite.quantization.state_collections import STATISTICS
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states import second_moment
+from aqtlite.quantization.states.state_collections import STATISTICS
+from aqtlite.quantization.states.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)

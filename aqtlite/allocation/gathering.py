@@ -15,8 +15,8 @@ from aqtlite.jaxpr.replacement import Evaluate, Replacement
 from aqtlite.program import calibration_state
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.serving import statistics_uses
-from aqtlite.quantization.state_collections import STATISTICS, collections_of
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.state_collections import STATISTICS, collections_of
+from aqtlite.quantization.states.statistics import States
 
 Gathered = Mapping[str, tuple[States, ...]]
 """Statistics by the path of the contraction, in the order of `_gatherers`."""

@@ -9,11 +9,11 @@ import rich.console
 import rich.text
 from rich import filesize
 
-from aqtlite.allocation import plots, tables
+from aqtlite.output import plots, rich_tables
 from aqtlite.program import plan_table
-from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan_table import NO_SCOPE
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules import rules as rules_lib
+from aqtlite.program.rules.rules import Rule
 
 Unit = Literal["bytes", "seconds"]
 """What a budget is of."""
@@ -118,7 +118,9 @@ class Allocation:
             "curve": [one.to_dict() for one in self.curve],
         }
         rules = json.loads(rules_lib.to_json(self.rules))
-        return json.dumps({**tables.finite(figures), "rules": rules}, indent=indent)
+        return json.dumps(
+            {**rich_tables.finite(figures), "rules": rules}, indent=indent
+        )
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws the loss by bytes, of choices and of uniform candidates, into a file.
@@ -161,7 +163,7 @@ class Allocation:
             )
         return f"{within}; {len(names)} weights: {counts}"
 
-    def _tables(self) -> list[tables.Rows]:
+    def _tables(self) -> list[rich_tables.Rows]:
         rows = [self.chosen, *sorted(self.uniform, key=lambda one: one.nbytes)]
         times = ["us"] * (self.unit == "seconds")
         heads = ["all weights", "bytes", *times, "output dB"]
@@ -185,12 +187,12 @@ class Allocation:
     ) -> rich.console.RenderResult:
         weights, points = self._tables()
         yield rich.text.Text(self.summary())
-        yield tables.layout(weights, num_texts=2)
-        yield tables.layout(points, num_texts=1)
+        yield rich_tables.layout(weights, num_texts=2)
+        yield rich_tables.layout(points, num_texts=1)
 
     def _repr_html_(self) -> str:
         weights, points = self._tables()
-        return tables.as_html(self.summary(), weights, points)
+        return rich_tables.as_html(self.summary(), weights, points)
 
     def __repr__(self) -> str:
         return plan_table.as_text(self)

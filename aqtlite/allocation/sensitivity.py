@@ -11,12 +11,12 @@ import rich.console
 import rich.text
 
 from aqtlite.allocation import measure as measuring
-from aqtlite.allocation import plots, tables
 from aqtlite.allocation.candidates import candidates_of
 from aqtlite.allocation.measure import CONTROL, Measured
 from aqtlite.allocation.programs import Programs
 from aqtlite.allocation.subject import subject_of
 from aqtlite.allocation.switches import Switch
+from aqtlite.output import plots, rich_tables
 from aqtlite.program import plan_table
 from aqtlite.program.plan_table import NO_SCOPE
 
@@ -65,7 +65,7 @@ class Sensitivity:
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Writes the sensitivity as JSON; None for what is not finite."""
-        return json.dumps(tables.finite(dataclasses.asdict(self)), indent=indent)
+        return json.dumps(rich_tables.finite(dataclasses.asdict(self)), indent=indent)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws a bar for each contraction and candidate into a file.
@@ -115,10 +115,10 @@ class Sensitivity:
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
     ) -> rich.console.RenderResult:
         yield rich.text.Text(self.summary())
-        yield tables.layout(self._rows(), num_texts=3)
+        yield rich_tables.layout(self._rows(), num_texts=3)
 
     def _repr_html_(self) -> str:
-        return tables.as_html(self.summary(), self._rows())
+        return rich_tables.as_html(self.summary(), self._rows())
 
     def __repr__(self) -> str:
         return plan_table.as_text(self)

@@ -20,9 +20,9 @@ from aqtlite.jaxpr.replacement import Evaluate
 from aqtlite.program import injected
 from aqtlite.program.naming import by_scope
 from aqtlite.program.quantize import QuantizedFunction, quantize_function
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules.rules import Rule
 from aqtlite.program.serving.frozen_record import COLLECTION
-from aqtlite.quantization.state_collections import PARAMETERS
+from aqtlite.quantization.states.state_collections import PARAMETERS
 
 
 class Call(NamedTuple):

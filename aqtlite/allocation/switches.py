@@ -21,7 +21,7 @@ from aqtlite.operations import Side
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes import sharding
 
 

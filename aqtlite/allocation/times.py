@@ -9,8 +9,8 @@ from aqtlite import config
 from aqtlite.allocation.switched import Switched
 from aqtlite.allocation.switches import Switch
 from aqtlite.allocation.weights import Weights
-from aqtlite.program import measure
-from aqtlite.program.measurement import MeasuredContraction
+from aqtlite.program.measuring import measure
+from aqtlite.program.measuring.measurement import MeasuredContraction
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import PlannedLookup
 

@@ -11,7 +11,7 @@ from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.program import shapes_of
 from aqtlite.program.serving.model import Parameter, parameters_of
 from aqtlite.qtensor import codes
-from aqtlite.quantization.state_collections import OF_GRADIENTS, STATISTICS
+from aqtlite.quantization.states.state_collections import OF_GRADIENTS, STATISTICS
 
 
 @dataclasses.dataclass(frozen=True)

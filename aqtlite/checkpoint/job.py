@@ -28,7 +28,7 @@ from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.weight import Weight
-from aqtlite.quantization.statistics import records_of
+from aqtlite.quantization.states.statistics import records_of
 
 _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 

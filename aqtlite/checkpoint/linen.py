@@ -25,14 +25,14 @@ from aqtlite.checkpoint.variables import (
 )
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
-from aqtlite.flax.linen.adapters import without_adapters
-from aqtlite.flax.linen.calibrate import calibrate_in_float
+from aqtlite.flax.linen.tools.adapters import without_adapters
+from aqtlite.flax.linen.tools.calibrate import calibrate_in_float
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, with_zeros
 from aqtlite.program.serving.planning import Plan
-from aqtlite.quantization.state_collections import ADAPTER, STATISTICS
+from aqtlite.quantization.states.state_collections import ADAPTER, STATISTICS
 
 
 class LinenVariables(Variables):

@@ -161,8 +161,10 @@ class Calibrated(Reader):
         theirs = self._source.quantized
         return frozenset(k for k, v in self._origin.items() if v in theirs)
 
-    def integers(self, name: str) -> QTensor | None:
-        return self._source.integers(self._origin[name])
+    def read_weight(self, name: str) -> tuple[np.ndarray, QTensor | None]:
+        if name in self._statistics:
+            return self._statistics[name], None
+        return self._source.read_weight(self._origin[name])
 
     def manifest(self) -> str | None:
         return None

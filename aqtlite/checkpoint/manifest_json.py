@@ -29,13 +29,13 @@ from aqtlite.checkpoint.manifest import (
 )
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.packing import Packing, packing_of
-from aqtlite.config import json_text, registry, serialization
+from aqtlite.config.json import json_text, registry, serialization
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES
 from aqtlite.program.serving.frozen_record import FrozenRecord, Operand
 from aqtlite.program.serving.identity import Identity
-from aqtlite.quantization.stored_statistics import is_obsolete
+from aqtlite.quantization.states.stored_statistics import is_obsolete
 
 FORMAT = 4
 """Version of the format, incremented by every change that older readers cannot read."""

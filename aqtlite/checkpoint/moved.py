@@ -4,6 +4,7 @@ import pathlib
 import zlib
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
@@ -11,6 +12,8 @@ from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.name_map import Move, move_weights, moves_to_json
 from aqtlite.checkpoint.read_quantized import load_quantized
 from aqtlite.qtensor.qtensor import QTensor
+
+_dequant = jax.jit(QTensor.dequant)  # In one loop, where steps would make copies.
 
 
 class Moved(Reader):
@@ -42,17 +45,17 @@ class Moved(Reader):
         return {}
 
     def read(self, name: str) -> np.ndarray:
-        x = self._moved[name]
-        values = x.dequant() if isinstance(x, QTensor) else x
-        return np.asarray(values).astype(self._moved.infos[name].dtype, copy=False)
+        return self.read_weight(name)[0]
 
     @property
     def quantized(self) -> frozenset[str]:
         return self._moved.quantized
 
-    def integers(self, name: str) -> QTensor | None:
+    def read_weight(self, name: str) -> tuple[np.ndarray, QTensor | None]:
         x = self._moved[name]
-        return x if isinstance(x, QTensor) else None
+        quantized = x if isinstance(x, QTensor) else None
+        values = np.asarray(x if quantized is None else _dequant(quantized))
+        return values.astype(self._moved.infos[name].dtype, copy=False), quantized
 
     def manifest(self) -> str | None:
         return None

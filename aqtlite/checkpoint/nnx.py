@@ -40,7 +40,7 @@ from aqtlite.program.convert import FrozenParameter
 from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.planning import Plan
-from aqtlite.quantization.state_collections import ADAPTER, STATISTICS
+from aqtlite.quantization.states.state_collections import ADAPTER, STATISTICS
 
 _FROZEN = "frozen"
 _MADE_BY_SERVING = (nnx.RngState, nnx.Cache)

@@ -28,7 +28,7 @@ from aqtlite.checkpoint.names import name_of, path_name, steps_of
 from aqtlite.checkpoint.quantized_formats.safetensors import SafetensorsTensors
 from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
 from aqtlite.checkpoint.write_quantized import new_path
-from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS
+from aqtlite.quantization.states.state_collections import ADAPTER, PARAMETERS
 
 _CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -84,13 +84,12 @@ def _make(
     job: Job, task: Task, source: Reader, allow_nonfinite: bool
 ) -> tuple[dict[str, np.ndarray], float | None]:
     """Quantizes one weight; returns its arrays as stored, and its SNR in dB."""
-    inputs = [source.read(name) for name in task.inputs]
+    read = [source.read_weight(name) for name in task.inputs]
+    inputs = [x for x, _ in read]
     made = task.make(*inputs)
-    if len(task.inputs) == 1 and task.inputs[0] in source.quantized:
-        integers = source.integers(task.inputs[0])
-        given = None
-        if integers is not None and made.damping is None:
-            given = handed_over(made.qtensor, [integers], task.prepared)
+    sources = [quantized for _, quantized in read if quantized is not None]
+    if len(sources) == len(inputs) == 1 and made.damping is None:
+        given = handed_over(made.qtensor, sources, task.prepared)
         if given is not None:
             made = made._replace(qtensor=given, noise=jnp.zeros_like(made.noise))
     arrays = {}

@@ -17,7 +17,7 @@ from aqtlite.errors import UserError
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.planning import Plan
-from aqtlite.quantization.stored_statistics import is_obsolete
+from aqtlite.quantization.states.stored_statistics import is_obsolete
 
 PARAMS = "params"
 

@@ -7,7 +7,6 @@ from typing import Any
 from flax import nnx
 
 from aqtlite import config, rules
-from aqtlite.allocation import plots
 from aqtlite.allocation.choose import choose_bits
 from aqtlite.checkpoint.load_float import load_float
 from aqtlite.checkpoint.variables import tracing_with
@@ -15,6 +14,7 @@ from aqtlite.cli import configs, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.cli.shared_options import BITS_OF
 from aqtlite.errors import UserError
+from aqtlite.output import plots
 
 
 def run(args: argparse.Namespace) -> None:

@@ -12,9 +12,10 @@ from aqtlite.cli.configs import config_of
 from aqtlite.errors import UserError
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.flax.linen import quantize_model
-from aqtlite.program import contracted_in, kept_times
-from aqtlite.program.measure import measure_serving, measure_training
-from aqtlite.program.measurement import Measurement
+from aqtlite.program import contracted_in
+from aqtlite.program.measuring import kept_times
+from aqtlite.program.measuring.measure import measure_serving, measure_training
+from aqtlite.program.measuring.measurement import Measurement
 from aqtlite.program.plan import Plan
 
 

@@ -9,7 +9,16 @@ configs (`catalogue` lists these presets), `update` changes fields by path, and
 import difflib
 from typing import NoReturn
 
-from aqtlite.config.block_formats import (
+from aqtlite.config.blocks import Blocks, LocalAqt
+from aqtlite.config.describe import describe
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.double_scales import DoubleScales
+from aqtlite.config.json.registry import register
+from aqtlite.config.json.serialization import from_json, to_json
+from aqtlite.config.lora import Dora, Lora
+from aqtlite.config.of_activations import for_activations, for_values
+from aqtlite.config.optimizer_states import OptimizerStates
+from aqtlite.config.presets.block_formats import (
     block_fp8,
     mxfp4,
     mxfp6,
@@ -17,16 +26,9 @@ from aqtlite.config.block_formats import (
     mxint8,
     nvfp4,
 )
-from aqtlite.config.blocks import Blocks, LocalAqt
-from aqtlite.config.catalogue import Preset, Presets, presets
-from aqtlite.config.describe import describe
-from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
-from aqtlite.config.double_scales import DoubleScales
-from aqtlite.config.lora import Dora, Lora
-from aqtlite.config.of_activations import for_activations, for_values
-from aqtlite.config.optimizer_states import OptimizerStates
-from aqtlite.config.post_training import gptq, smoothquant, static_int8
-from aqtlite.config.recipes import (
+from aqtlite.config.presets.catalogue import Preset, Presets, presets
+from aqtlite.config.presets.post_training import gptq, smoothquant, static_int8
+from aqtlite.config.presets.recipes import (
     fp8,
     fully_quantized,
     lsq,
@@ -36,11 +38,9 @@ from aqtlite.config.recipes import (
     w4a8,
     weight_only,
 )
-from aqtlite.config.registry import register
 from aqtlite.config.representation import differences
 from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
-from aqtlite.config.serialization import from_json, to_json
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.sparsity import NofM
 from aqtlite.config.tensor import Tensor

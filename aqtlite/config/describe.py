@@ -9,8 +9,8 @@ from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.rotation import Hadamard
 from aqtlite.config.smoothing import Smoothing
-from aqtlite.config.tables import Rows, Tables
 from aqtlite.config.tensor import Tensor
+from aqtlite.output.tables import Rows, Tables
 
 _OPERANDS = {
     "fwd.lhs": "lhs",

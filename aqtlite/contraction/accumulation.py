@@ -16,7 +16,8 @@ from aqtlite import numerics
 from aqtlite.config.arithmetic import Form
 from aqtlite.contraction import dots, tiles
 from aqtlite.contraction.execution import ContractionExecution
-from aqtlite.lowering import exact, narrow
+from aqtlite.lowering import exact
+from aqtlite.lowering.forms import narrow
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.shapes import block_shapes

@@ -1,6 +1,6 @@
 """The sums of products of 8-bit floats in blocks, in the form for each platform.
 
-CPUs contract the dequantized operands in float32. `lowering.block_forms` decides what
+CPUs contract the dequantized operands in float32. `block_forms` decides what
 other platforms do; the products are the same, and the order of their sums is another.
 """
 
@@ -17,8 +17,8 @@ from aqtlite.calibration import scale_grids
 from aqtlite.config.arithmetic import Form, Kind
 from aqtlite.contraction import accumulation, dots
 from aqtlite.contraction.execution import ContractionExecution
-from aqtlite.lowering import block_forms, block_scaled
-from aqtlite.lowering.block_forms import BlockType
+from aqtlite.lowering.forms import block_forms, block_scaled
+from aqtlite.lowering.forms.block_forms import BlockType
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.operations import DotInput, Operation, Side
 from aqtlite.operations.dot_general import DotGeneral

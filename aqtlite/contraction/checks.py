@@ -12,7 +12,7 @@ from aqtlite.config import arithmetic
 from aqtlite.operations import Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import checks as array_checks
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes.sharding import explicit_sharding
 
 

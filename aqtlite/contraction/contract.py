@@ -23,8 +23,8 @@ from aqtlite.jaxpr import counted
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import padding, preparation
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.preparation import padding, preparation
+from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import before_transposition
 

@@ -40,14 +40,10 @@ from aqtlite.jaxpr import inlined
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import (
-    gradient_statistics,
-    padding,
-    preparation,
-    state_checks,
-)
+from aqtlite.quantization.preparation import padding, preparation
 from aqtlite.quantization.seeds import Seeds
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states import gradient_statistics, state_checks
+from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import is_manual, sharded_like, vary_together
 

@@ -46,7 +46,7 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
           or are learned. The gradient with respect to learned parameters is the
           gradient of the loss; with respect to statistics of the output gradient, it
           is their value after this batch. With ``fwd.smoothing``, a `QTensor` must have
-          been smoothed already (`aqtlite.quantization.smoothing.smooth`). With
+          been smoothed already (`quantization.preparation.smoothing.smooth`). With
           ``fwd.rotation``, only frozen weights may be `QTensor`s.
 
         It returns an array, or a `QTensor` where ``cfg.out`` quantizes the result.

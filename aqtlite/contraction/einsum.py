@@ -12,7 +12,7 @@ from aqtlite.contraction.contract import Options, as_operand, contract
 from aqtlite.contraction.einsum_path import Step
 from aqtlite.operations import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes.dimension_numbers import Axes
 
 

@@ -8,7 +8,7 @@ import opt_einsum
 
 from aqtlite import config
 from aqtlite.contraction import einsum_equation
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 
 class Step(NamedTuple):

@@ -20,8 +20,8 @@ from aqtlite.contraction import einsum_path
 from aqtlite.contraction.einsum import as_dot_general, as_operands, einsum
 from aqtlite.contraction.einsum_path import Step
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import statistics
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states import statistics
+from aqtlite.quantization.states.statistics import States
 
 
 def init_states(

@@ -33,7 +33,7 @@ from aqtlite.lowering.target import OnCpu, TargetDependent
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import granularity
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
 

@@ -18,9 +18,9 @@ from aqtlite.jaxpr import inlined
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import barriers, checks, quantizer
-from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.seeds import Seeds
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.fixed_scale import FixedScale
+from aqtlite.quantization.states.statistics import States
 
 
 class Quantized(NamedTuple):

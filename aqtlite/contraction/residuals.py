@@ -10,7 +10,7 @@ from aqtlite.contraction import dots
 from aqtlite.contraction.straight_through import Estimator
 from aqtlite.operations import SIDES, Operation
 from aqtlite.qtensor.qtensor import Operand
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 
 @jax.tree_util.register_dataclass

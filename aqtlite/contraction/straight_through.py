@@ -20,8 +20,8 @@ from aqtlite.numerics import Numerics
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import barriers, quantizer
-from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.seeds import Seeds
+from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
 
 _NO_SEEDS = Seeds()

@@ -10,7 +10,8 @@ from jax import lax
 
 from aqtlite.contraction import dots
 from aqtlite.contraction.execution import ContractionExecution
-from aqtlite.lowering import Dot, gpu, int4_products
+from aqtlite.lowering import Dot
+from aqtlite.lowering.forms import gpu, int4_products
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation
 from aqtlite.qtensor.qtensor import QTensor

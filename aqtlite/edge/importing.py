@@ -13,7 +13,7 @@ from jax.extend import core
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.operators.base import Equation
 from aqtlite.jaxpr import equations, module_scopes, scopes, tracing
-from aqtlite.program import flax_models
+from aqtlite.program.modules import flax_models
 
 _IDENTITIES = ("stop_gradient", "copy", "copy_p", "optimization_barrier", "name")
 _CONTROL_FLOW = ("while", "cond")

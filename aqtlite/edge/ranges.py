@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import rich.box
 import rich.table
 
-from aqtlite.config import json_text
+from aqtlite.config.json import json_text
 from aqtlite.edge.publish import publish
 
 

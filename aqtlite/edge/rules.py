@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from aqtlite import errors
-from aqtlite.program import overshadowed, patterns, rules_json
+from aqtlite.program.rules import overshadowed, patterns, rules_json
 
 Activations = Literal["int8", "int16"]
 Weights = Literal["int8", "int4", "int2"]

@@ -7,31 +7,31 @@ as pytrees and put the results back. `aqtlite.flax` exports the names for Linen,
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
-from aqtlite.flax.linen.adapters import (
+from aqtlite.flax.linen.conv_general_dilated import AqtConvGeneralDilated
+from aqtlite.flax.linen.convert import convert
+from aqtlite.flax.linen.dot_general import AqtDotGeneral, QuantMode
+from aqtlite.flax.linen.einsum import AqtEinsum
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.quantize_model import QuantizedModel, quantize_model
+from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
+from aqtlite.flax.linen.tools.adapters import (
     adapters_of,
     with_adapters,
     with_initial_adapters,
 )
-from aqtlite.flax.linen.biases import correct_biases
-from aqtlite.flax.linen.cache import QuantizedCache, map_caches
-from aqtlite.flax.linen.calibrate import (
+from aqtlite.flax.linen.tools.biases import correct_biases
+from aqtlite.flax.linen.tools.cache import QuantizedCache, map_caches
+from aqtlite.flax.linen.tools.calibrate import (
     calibrate,
     calibrate_in_float,
     merge_statistics,
 )
-from aqtlite.flax.linen.conv_general_dilated import AqtConvGeneralDilated
-from aqtlite.flax.linen.convert import convert
-from aqtlite.flax.linen.dot_general import AqtDotGeneral, QuantMode
-from aqtlite.flax.linen.dtypes import promote_dtype
-from aqtlite.flax.linen.einsum import AqtEinsum
-from aqtlite.flax.linen.embed import AqtEmbed, AqtTake
-from aqtlite.flax.linen.fold import absorb_smoothing, fold_batch_norm
-from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.injection import inject_dot_general
-from aqtlite.flax.linen.merge_adapters import merge_adapters
-from aqtlite.flax.linen.quantize_model import QuantizedModel, quantize_model
-from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
-from aqtlite.flax.linen.widen import widen_int4
+from aqtlite.flax.linen.tools.dtypes import promote_dtype
+from aqtlite.flax.linen.tools.embed import AqtEmbed, AqtTake
+from aqtlite.flax.linen.tools.fold import absorb_smoothing, fold_batch_norm
+from aqtlite.flax.linen.tools.injection import inject_dot_general
+from aqtlite.flax.linen.tools.merge_adapters import merge_adapters
+from aqtlite.flax.linen.tools.widen import widen_int4
 from aqtlite.program.serving.report import ConversionReport, ParameterReport
 
 _serialization.register()

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.invariance.contractions import UNROLLED, added
-from aqtlite.lowering import plain
+from aqtlite.lowering.forms import plain
 from aqtlite.lowering.target import TargetDependent
 
 Axes = tuple[int, ...]

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import axis_facts
-from aqtlite.jaxpr.axis_facts import Facts
+from aqtlite.jaxpr.axes import axis_facts
+from aqtlite.jaxpr.axes.axis_facts import Facts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from aqtlite.jaxpr import axis_facts, equations, registry, sites, user_rules
+from aqtlite.jaxpr import equations, registry, sites, user_rules
+from aqtlite.jaxpr.axes import axis_facts
 from aqtlite.jaxpr.origins import Origin, digest
 from aqtlite.jaxpr.sites import Found, Site
 

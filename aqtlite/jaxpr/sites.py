@@ -16,8 +16,6 @@ from jax.extend.core import primitives
 
 from aqtlite.jaxpr import (
     analysis,
-    axis_facts,
-    axis_rules,
     equation_digests,
     equations,
     origins,
@@ -25,7 +23,8 @@ from aqtlite.jaxpr import (
     rewriting,
     scopes,
 )
-from aqtlite.jaxpr.axis_facts import Facts
+from aqtlite.jaxpr.axes import axis_facts, axis_rules
+from aqtlite.jaxpr.axes.axis_facts import Facts
 from aqtlite.jaxpr.origins import NOTHING, Loop, Origin, digest
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.lowering import target

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import exact, plain
+from aqtlite.lowering import exact
 from aqtlite.lowering.digits import Digits
+from aqtlite.lowering.forms import plain
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 

@@ -10,9 +10,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import (
+from aqtlite.lowering import digits
+from aqtlite.lowering.contraction import Contraction
+from aqtlite.lowering.forms import (
     cpu,
-    digits,
     gpu,
     int4_products,
     narrow,
@@ -21,7 +22,6 @@ from aqtlite.lowering import (
     plain,
     tpu,
 )
-from aqtlite.lowering.contraction import Contraction
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import before_transposition
 

@@ -27,9 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import digits, gpu, long_sums, narrow
+from aqtlite.lowering import digits, long_sums
 from aqtlite.lowering.contraction import Contraction, DotInput
 from aqtlite.lowering.digits import Digits
+from aqtlite.lowering.forms import gpu, narrow
 from aqtlite.lowering.target import Target, TargetDependent
 
 _LARGEST_SUM = 2**31 - 1

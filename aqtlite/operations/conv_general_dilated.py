@@ -11,7 +11,7 @@ from jax import lax
 
 from aqtlite import lowering
 from aqtlite.lowering import DotInput, Kind
-from aqtlite.lowering.convolution import Convolution
+from aqtlite.lowering.forms.convolution import Convolution
 from aqtlite.operations.base import (
     SIDES,
     OperandAxes,

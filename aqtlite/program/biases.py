@@ -10,7 +10,8 @@ from jax.extend import core
 
 from aqtlite import config
 from aqtlite.calibration import batches as batches_lib
-from aqtlite.jaxpr import biases, rewriting
+from aqtlite.jaxpr import rewriting
+from aqtlite.jaxpr.recognition import biases
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.program import served
 from aqtlite.program.convert import ServingFunction, frozen_by_module, program_of

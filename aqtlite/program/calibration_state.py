@@ -13,8 +13,8 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.program import Program
-from aqtlite.quantization import statistics
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states import statistics
+from aqtlite.quantization.states.state_collections import (
     ADAPTER,
     DROPOUT,
     OF_CONVERSION,
@@ -23,8 +23,8 @@ from aqtlite.quantization.state_collections import (
     STATISTICS,
     collections_of,
 )
-from aqtlite.quantization.statistics import States
-from aqtlite.quantization.stored_statistics import restored_statistics
+from aqtlite.quantization.states.statistics import States
+from aqtlite.quantization.states.stored_statistics import restored_statistics
 
 _NONE: Mapping[Location, Any] = MappingProxyType({})
 

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from aqtlite import calibration, config
-from aqtlite.lowering import processor
+from aqtlite.lowering.forms import processor
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes.sharding import shape_of
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

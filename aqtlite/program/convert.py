@@ -38,9 +38,9 @@ from aqtlite.program.serving.placeholder import Placeholder, is_placeholder, mar
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import second_moment
-from aqtlite.quantization.state_collections import STATISTICS
-from aqtlite.quantization.stored_statistics import restored_statistics
+from aqtlite.quantization.states import second_moment
+from aqtlite.quantization.states.state_collections import STATISTICS
+from aqtlite.quantization.states.stored_statistics import restored_statistics
 
 
 def convert_function(

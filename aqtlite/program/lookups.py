@@ -8,15 +8,18 @@ import jax.numpy as jnp
 
 from aqtlite import config, errors
 from aqtlite.contraction import lookup
-from aqtlite.jaxpr import lookups, registry
+from aqtlite.jaxpr import registry
+from aqtlite.jaxpr.recognition import lookups
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import OperandAxes
-from aqtlite.program import in_rules, injected, matching, obstacles
+from aqtlite.program import injected, obstacles
+from aqtlite.program.gradient_rules import in_rules
 from aqtlite.program.naming import Name, Naming, names_of_weights, numbered
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import PlannedLookup
 from aqtlite.program.planned_operand import PlannedOperand
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules import matching
+from aqtlite.program.rules.rules import Rule
 
 
 def planned(

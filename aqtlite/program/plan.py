@@ -13,31 +13,22 @@ from aqtlite import config, errors
 from aqtlite.contraction.contract import is_product
 from aqtlite.invariance import finding
 from aqtlite.invariance.finding import Forms
-from aqtlite.jaxpr import lookups as forms_of_lookups
-from aqtlite.jaxpr import (
-    opaque,
-    producers,
-    registry,
-    sites,
-    user_rules,
-    written_products,
-)
+from aqtlite.jaxpr import registry, sites, user_rules
+from aqtlite.jaxpr.recognition import lookups as forms_of_lookups
+from aqtlite.jaxpr.recognition import opaque, producers, written_products
 from aqtlite.jaxpr.sites import NamedValue, Site
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import (
-    in_rules,
     injected,
     lookups,
-    low_rank,
-    matching,
     obstacles,
     plan_table,
-    unmatched,
     unsummed,
     visibility,
 )
-from aqtlite.program import unseen as unseen_lib
+from aqtlite.program.adapters import low_rank
 from aqtlite.program.equation import EMPTY, why_not_quantized
+from aqtlite.program.gradient_rules import in_rules
 from aqtlite.program.naming import (
     Name,
     Naming,
@@ -49,9 +40,11 @@ from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.planned_operand import PlannedOperand
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules import matching, unmatched
+from aqtlite.program.rules import unseen as unseen_lib
+from aqtlite.program.rules.rules import Rule
+from aqtlite.program.rules.unseen import Unseen
 from aqtlite.program.undecided import undecided
-from aqtlite.program.unseen import Unseen
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

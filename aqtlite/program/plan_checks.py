@@ -8,11 +8,12 @@ from absl import logging
 
 from aqtlite import config, errors
 from aqtlite.operations import SIDES
-from aqtlite.program import matching, plan_table, unmatched
+from aqtlite.program import plan_table
 from aqtlite.program.plan import Plan
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned
+from aqtlite.program.rules import matching, unmatched
 from aqtlite.quantization import granularity
 
 

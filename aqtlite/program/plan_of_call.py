@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from aqtlite.program import flax_models
+from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import Parameters, Paths
 from aqtlite.program.plan import Plan
 from aqtlite.program.quantize import quantize_function

@@ -9,9 +9,10 @@ import rich.console
 import rich.table
 import rich.text
 
-from aqtlite.config import DotGeneral, DotGeneralRaw, arithmetic, tables
+from aqtlite.config import DotGeneral, DotGeneralRaw, arithmetic
 from aqtlite.operations import SIDES
-from aqtlite.program import rule_gradients
+from aqtlite.output import tables
+from aqtlite.program.gradient_rules import rule_gradients
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 

@@ -14,13 +14,18 @@ from aqtlite.contraction import ragged_dot
 from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, Operation, Side
-from aqtlite.program import low_rank
+from aqtlite.program.adapters import low_rank
+from aqtlite.program.gradient_rules.recognized import Again, Gradient
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.planned_operation import NO_STATES, PlannedOperation
-from aqtlite.program.recognized import Again, Gradient
-from aqtlite.quantization import granularity, rotation, sparsity
-from aqtlite.quantization.state_collections import ADAPTER, PARAMETERS, collections_of
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization import granularity
+from aqtlite.quantization.preparation import rotation, sparsity
+from aqtlite.quantization.states.state_collections import (
+    ADAPTER,
+    PARAMETERS,
+    collections_of,
+)
+from aqtlite.quantization.states.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,15 +16,16 @@ import numpy as np
 
 from aqtlite import config, operations
 from aqtlite.contraction import lookup
-from aqtlite.jaxpr import lookups, registry
+from aqtlite.jaxpr import registry
 from aqtlite.jaxpr.origins import Origin
+from aqtlite.jaxpr.recognition import lookups
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import OperandAxes, Operation, Side
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.planned_operation import NO_STATES, PlannedOperation
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)

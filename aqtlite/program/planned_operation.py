@@ -10,7 +10,7 @@ from aqtlite.config import DotGeneral
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program import injected
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 NO_STATES = States()
 

@@ -18,8 +18,10 @@ from aqtlite.invariance import transform
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement, Replacements
 from aqtlite.operations import SIDES, Side
-from aqtlite.program import low_rank, plan_checks, rule_gradients, weight_parameters
+from aqtlite.program import plan_checks, weight_parameters
 from aqtlite.program import steps as steps_lib
+from aqtlite.program.adapters import low_rank
+from aqtlite.program.gradient_rules import rule_gradients
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
@@ -37,10 +39,10 @@ from aqtlite.program.serving.model import (
     StoredOperand,
 )
 from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.quantization import second_moment, statistics
-from aqtlite.quantization.second_moment import SecondMoment
-from aqtlite.quantization.state_collections import STATISTICS, collections_of
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states import second_moment, statistics
+from aqtlite.quantization.states.second_moment import SecondMoment
+from aqtlite.quantization.states.state_collections import STATISTICS, collections_of
+from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes import sharding
 
 Path = tuple[str, ...]

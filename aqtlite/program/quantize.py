@@ -11,12 +11,13 @@ from aqtlite import errors
 from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
-from aqtlite.program import adapter_init, contracted_in, flax_models, plan_checks
 from aqtlite.program import calibration_state as states_lib
+from aqtlite.program import contracted_in, plan_checks
 from aqtlite.program import plan as planning
-from aqtlite.program import rules as rules_lib
+from aqtlite.program.adapters import adapter_init
 from aqtlite.program.calibration_state import State
 from aqtlite.program.masking import gathering as masking
+from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import (
     Naming,
     Parameters,
@@ -30,10 +31,11 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.planned_operation import PlannedOperation
 from aqtlite.program.program import Program
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules import rules as rules_lib
+from aqtlite.program.rules.rules import Rule
 from aqtlite.program.serving import guards
-from aqtlite.quantization.state_collections import DROPOUT
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.state_collections import DROPOUT
+from aqtlite.quantization.states.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from aqtlite.program.serving import guards, identity
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenEntry
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 Entries = Mapping[Path, Sequence[FrozenEntry]]
 """Frozen weights by the path of their module in the collection."""

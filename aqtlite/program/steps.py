@@ -5,8 +5,8 @@ import operator
 
 from aqtlite.jaxpr.origins import Loop
 from aqtlite.program.planned_lookup import Planned
-from aqtlite.quantization import statistics
-from aqtlite.quantization.state_collections import collections_of
+from aqtlite.quantization.states import statistics
+from aqtlite.quantization.states.state_collections import collections_of
 
 
 def per_step(one: Planned) -> tuple[bool, ...]:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from rich import filesize
 
-from aqtlite.config.tables import Tables
+from aqtlite.output.tables import Tables
 from aqtlite.program.serving.placeholder import without_markers
 from aqtlite.qtensor import codes
 from aqtlite.qtensor.qtensor import QTensor

@@ -4,7 +4,7 @@ Quantization is for sums of many products, whose rounding errors average out and
 integers make fast. A product alone only loses by it.
 """
 
-from aqtlite.jaxpr import one_hot, producers
+from aqtlite.jaxpr.recognition import one_hot, producers
 from aqtlite.operations import SIDES
 from aqtlite.program.planned import PlannedContraction
 

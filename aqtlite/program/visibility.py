@@ -5,7 +5,7 @@ Where one operand is masked along them, as probabilities are for later positions
 scale of the other one would let each result see what the mask hides. Then each
 contracted element of the other operand has a scale of its own, which multiplies the
 masked operand: ``sum_s p_ts (s_s v_s) = sum_s (p_ts s_s) v_s``, and what is masked
-stays zero. The roles are told by the facts about the operands (`jaxpr.axis_facts`), not
+stays zero. The roles are told by the facts about the operands (`jaxpr.axes`), not
 by their order, which `jnp.einsum` changes.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from aqtlite import config
 from aqtlite.config import of_activations
-from aqtlite.jaxpr.axis_facts import Facts, Source
+from aqtlite.jaxpr.axes.axis_facts import Facts, Source
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Side
 from aqtlite.program.planned import PlannedContraction

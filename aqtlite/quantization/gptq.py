@@ -27,8 +27,9 @@ from aqtlite.calibration import counting
 from aqtlite.operations import Operation
 from aqtlite.operations.inputs import Matrices
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import quantizer, sparsity
-from aqtlite.quantization.second_moment import SecondMoment
+from aqtlite.quantization import quantizer
+from aqtlite.quantization.preparation import sparsity
+from aqtlite.quantization.states.second_moment import SecondMoment
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_sharding, replicated

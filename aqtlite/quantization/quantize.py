@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from aqtlite import config, noise
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import checks, granularity, padding, quantizer, sparsity
+from aqtlite.quantization import checks, granularity, quantizer
+from aqtlite.quantization.preparation import padding, sparsity
 from aqtlite.quantization.seeds import Seeds
 
 

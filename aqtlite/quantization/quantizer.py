@@ -30,9 +30,10 @@ from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import checks, granularity, state_checks
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization import checks, granularity
 from aqtlite.quantization.seeds import Seeds
+from aqtlite.quantization.states import state_checks
+from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes

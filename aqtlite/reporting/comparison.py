@@ -13,7 +13,7 @@ import rich.table
 import rich.text
 from rich import filesize
 
-from aqtlite.config import tables
+from aqtlite.output import tables
 from aqtlite.program.plan_table import NO_SCOPE, as_text
 from aqtlite.reporting.contraction import ReportedContraction
 from aqtlite.reporting.memory import Memory

@@ -8,7 +8,7 @@ from jax.extend import core
 
 from aqtlite.jaxpr import equations, registry
 from aqtlite.lowering import target
-from aqtlite.lowering.ragged import Ragged
+from aqtlite.lowering.forms.ragged import Ragged
 
 
 def of_jaxpr(closed: core.ClosedJaxpr) -> int:

@@ -8,7 +8,7 @@ from aqtlite.reporting.hlo import Array, Computation, Instruction, Module, Run
 
 _KERNELS = re.compile(r"gemm|matmul|conv|_dot\b", re.I)
 _INT4 = re.compile(r"^aqtlite_int4_(\d+)_")
-"""Target of this library's own kernel of int4 (`lowering.int4_kernel`), with the number
+"""Target of this library's own kernel of int4 (`lowering.forms`), with the number
 of digits of the other operand."""
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.jaxpr import tracing
-from aqtlite.program import flax_models, nnx_arguments
-from aqtlite.program.compile_serving import ServingProgram
+from aqtlite.program.compiled.compile_serving import ServingProgram
+from aqtlite.program.modules import flax_models, nnx_arguments
+from aqtlite.program.modules.nnx_arguments import Structure
 from aqtlite.program.naming import Parameters, names_of_parameters, positions_of
-from aqtlite.program.nnx_arguments import Structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def of_nnx(
         args: arguments of the call.
     """
     nnx = sys.modules["flax.nnx"]
-    from aqtlite.program import marked_modules
+    from aqtlite.program.modules import marked_modules
 
     graph, state = nnx.split(model)
 

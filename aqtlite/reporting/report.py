@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import rich.console
 
 from aqtlite import errors
-from aqtlite.program import contracted_in, flax_models
+from aqtlite.program import contracted_in
+from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import Parameters
 from aqtlite.reporting import (
     collectives,

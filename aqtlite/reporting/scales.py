@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from aqtlite.contraction import poison, remat
-from aqtlite.jaxpr import producers
+from aqtlite.jaxpr.recognition import producers
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import target
 from aqtlite.operations import Side

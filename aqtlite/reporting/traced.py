@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from aqtlite.contraction import differentiation, remat
-from aqtlite.jaxpr import opaque, producers, registry, sites, written_products
+from aqtlite.jaxpr import registry, sites
 from aqtlite.jaxpr.origins import Loop, Origin, digest
+from aqtlite.jaxpr.recognition import opaque, producers, written_products
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import target
 from aqtlite.program import injected

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.allocation import plots
+from aqtlite.output import plots
 from aqtlite.taps import records
 from aqtlite.taps.records import TappedOperand, Taps
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from aqtlite.program import nnx_arguments
-from aqtlite.program.nnx_arguments import Structure
+from aqtlite.program.modules import nnx_arguments
+from aqtlite.program.modules.nnx_arguments import Structure
 
 Run = Callable[[Callable[..., Any], Any, Any], Any]
 """Function of a function and its arguments ``(args, kwargs)`` to a pair of pytrees."""

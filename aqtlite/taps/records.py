@@ -11,7 +11,7 @@ import numpy as np
 import rich.console
 import rich.text
 
-from aqtlite.allocation import tables
+from aqtlite.output import rich_tables
 from aqtlite.program import plan_table
 
 _STATIC: dict[str, Any] = {"static": True}
@@ -159,7 +159,7 @@ class Taps:
     def to_json(self, *, indent: int | None = None) -> str:
         """Writes the taps as JSON; None for what is not finite."""
         plain = jax.tree.map(lambda x: np.asarray(x).tolist(), self)
-        return json.dumps(tables.finite(dataclasses.asdict(plain)), indent=indent)
+        return json.dumps(rich_tables.finite(dataclasses.asdict(plain)), indent=indent)
 
     def _tables(self) -> Iterator[tuple[int, list[Sequence[str]]]]:
         heads = ("path", "operand", "grid", "dB", "clipped", "zeroed", "largest")
@@ -179,10 +179,10 @@ class Taps:
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
     ) -> rich.console.RenderResult:
         for num_texts, rows in self._tables():
-            yield tables.layout(rows, num_texts)
+            yield rich_tables.layout(rows, num_texts)
 
     def _repr_html_(self) -> str:
-        return tables.as_html("", *(rows for _, rows in self._tables()))
+        return rich_tables.as_html("", *(rows for _, rows in self._tables()))
 
     def __repr__(self) -> str:
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self)):

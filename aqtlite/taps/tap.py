@@ -22,7 +22,8 @@ from aqtlite.jaxpr import module_scopes, rewriting, sites
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import Operation
-from aqtlite.program import flax_models, injected
+from aqtlite.program import injected
+from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import numbered
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.qtensor.qtensor import Operand, QTensor

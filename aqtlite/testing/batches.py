@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from aqtlite.program import flax_models
+from aqtlite.program.modules import flax_models
 from aqtlite.testing import arguments, differences, two_programs
 from aqtlite.testing.two_programs import Program
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from aqtlite.program import flax_models
+from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import Parameters
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.reporting.contraction import NOT_FOUND, ReportedContraction, is_float

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.program import flax_models
+from aqtlite.program.modules import flax_models
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing import differences, two_programs
 from aqtlite.testing.two_programs import Program

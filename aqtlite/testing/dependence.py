@@ -18,7 +18,7 @@ from jax.extend import core
 
 from aqtlite.flax.nnx import QuantizedModel, plan, quantize_model
 from aqtlite.jaxpr import tracing
-from aqtlite.program import flax_models
+from aqtlite.program.modules import flax_models
 from aqtlite.testing import arguments, differences, first_leak, other_values
 from aqtlite.testing.places import Places
 

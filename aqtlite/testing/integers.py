@@ -8,7 +8,8 @@ from jax.extend.core import primitives
 
 from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import equations, module_scopes, scopes
-from aqtlite.program import flax_models, injected
+from aqtlite.program import injected
+from aqtlite.program.modules import flax_models
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.testing.traced_values import TracedValues
 

@@ -11,7 +11,7 @@ import numpy as np
 from aqtlite import config
 from aqtlite.jaxpr import registry
 from aqtlite.program.quantize import quantize_function
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules.rules import Rule
 
 _INT8 = config.fully_quantized(use_stochastic_rounding=False)
 

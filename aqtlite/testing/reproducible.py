@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from aqtlite.jaxpr import tracing
-from aqtlite.program import flax_models
+from aqtlite.program.modules import flax_models
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing import differences, two_programs
 from aqtlite.testing.traced_values import TracedValues

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import aqtlite
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, convert
-from aqtlite.program import undivided
+from aqtlite.program.compiled import undivided
 from benchmarks.harness import contestants, figures, timing
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options

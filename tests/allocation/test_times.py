@@ -10,7 +10,7 @@ from jax import lax
 
 import aqtlite
 from aqtlite import config
-from aqtlite.program import measure
+from aqtlite.program.measuring import measure
 from tests.common import normal
 
 pytestmark = pytest.mark.code("quick")

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from aqtlite.lowering import processor
+from aqtlite.lowering.forms import processor
 from benchmarks import native_dtypes
 from benchmarks.harness import pages
 from tests.common import mostly_slow

@@ -5,7 +5,7 @@ import pytest
 
 import aqtlite
 from aqtlite import calibration, config, numerics, statistics
-from aqtlite.config import block_formats, post_training, recipes
+from aqtlite.config.presets import block_formats, post_training, recipes
 from tests.common import MATMUL, normal
 
 pytestmark = pytest.mark.code("quick")

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 
 from aqtlite import config, numerics
-from aqtlite.config import registry, representation
+from aqtlite.config import representation
+from aqtlite.config.json import registry
 from tests.config import strategies
 
 pytestmark = pytest.mark.code("quick")

@@ -13,7 +13,7 @@ import pytest
 import aqtlite
 from aqtlite import config
 from aqtlite.contraction import block_products
-from aqtlite.lowering import block_scaled
+from aqtlite.lowering.forms import block_scaled
 from aqtlite.lowering.target import Target
 from tests.common import MATMUL, mostly_slow, normal, quick_jit
 

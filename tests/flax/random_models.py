@@ -19,7 +19,7 @@ from flax import linen as nn
 
 from aqtlite import Rule, config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, quantize_model
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states.state_collections import (
     OF_GRADIENTS,
     STATISTICS,
     collections_of,

@@ -25,7 +25,7 @@ from flax import serialization
 import aqtlite
 from aqtlite import checkpoint
 from aqtlite.flax import convert
-from aqtlite.quantization.state_collections import OF_GRADIENTS, STATISTICS
+from aqtlite.quantization.states.state_collections import OF_GRADIENTS, STATISTICS
 from tests.common import quick_jit
 from tests.flax import random_models
 from tests.progress import shown

@@ -11,7 +11,7 @@ import pytest
 
 from aqtlite import calibration, checkpoint, config, numerics
 from aqtlite.flax import AqtDotGeneral, Call, calibrate, convert
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.testing import assert_served_equals_trained
 from tests.checkpoint.support import assert_same, save
 from tests.common import normal

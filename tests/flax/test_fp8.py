@@ -6,7 +6,7 @@ import pytest
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral
-from aqtlite.lowering import processor
+from aqtlite.lowering.forms import processor
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal, quick_jit
 from tests.flax.support import init

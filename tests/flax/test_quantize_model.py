@@ -20,7 +20,7 @@ from aqtlite.flax import (
     quantize_model,
 )
 from aqtlite.program.serving.placeholder import without_markers
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.states.fixed_scale import FixedScale
 from tests.common import normal, quick_jit
 from tests.flax.support import init
 

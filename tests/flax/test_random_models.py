@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aqtlite import config
-from aqtlite.lowering import packed_dot, processor
+from aqtlite.lowering.forms import packed_dot, processor
 from tests.flax import random_configs, random_models, served_equals_trained
 
 # Most of these were once served with other last bits. There is one of each preset.

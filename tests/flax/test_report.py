@@ -11,7 +11,7 @@ from flax import nnx
 
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
-from aqtlite.lowering import int4_products
+from aqtlite.lowering.forms import int4_products
 from aqtlite.program.serving.placeholder import without_markers
 from tests.flax import models
 from tests.flax.support import (

@@ -19,7 +19,7 @@ from aqtlite.flax import (
 )
 from aqtlite.operations import DotGeneral
 from aqtlite.program import unsummed
-from aqtlite.quantization.state_collections import STATISTICS, collections_of
+from aqtlite.quantization.states.state_collections import STATISTICS, collections_of
 from tests.common import mostly_slow, normal, quick_jit
 from tests.flax.support import init
 

@@ -13,7 +13,7 @@ import aqtlite
 from aqtlite import config, kv_cache
 from aqtlite.flax import QuantizedCache, map_caches, quantize_model
 from aqtlite.flax import nnx as aqtlite_nnx
-from aqtlite.flax.linen.cache import check_room
+from aqtlite.flax.linen.tools.cache import check_room
 from tests.common import normal
 from tests.flax.support import init
 

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from aqtlite import lowering
-from aqtlite.lowering import cpu, digits, gpu, processor
+from aqtlite.lowering import digits
+from aqtlite.lowering.forms import cpu, gpu, processor
 from aqtlite.shapes import dimension_numbers as dn
 from tests.common import DIMENSION_NUMBERS, MATMUL, normal
 from tests.lowering.dots import contract, integer_dot, mixed_dot

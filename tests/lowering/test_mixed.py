@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite.lowering import dot, processor
+from aqtlite.lowering import dot
+from aqtlite.lowering.forms import processor
 from tests.lowering.dots import mixed_dot
 
 LAST_AXES = ((1,), (1,)), ((), ())

@@ -9,7 +9,7 @@ from aqt.jax.v2 import config as aqtp_config
 
 import aqtlite
 from aqtlite import config
-from aqtlite.quantization import smoothing
+from aqtlite.quantization.preparation import smoothing
 from tests.common import MATMUL, normal, operands, rms_error, tensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]

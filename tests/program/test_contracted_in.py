@@ -12,7 +12,7 @@ import aqtlite
 import aqtlite.flax.nnx
 from aqtlite import Rule, config
 from aqtlite.flax import quantize_model
-from aqtlite.lowering import int4_products, processor
+from aqtlite.lowering.forms import int4_products, processor
 from aqtlite.program import contracted_in
 from tests.common import MATMUL
 

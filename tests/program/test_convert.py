@@ -12,7 +12,7 @@ from aqtlite.flax.nnx import AqtDotGeneral
 from aqtlite.program import injected
 from aqtlite.program.convert import FrozenParameter
 from aqtlite.program.serving.placeholder import without_markers
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.states.fixed_scale import FixedScale
 from tests.common import left_in_float, mostly_slow, nearest, normal
 from tests.replacing import assert_bits
 

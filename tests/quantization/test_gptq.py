@@ -11,7 +11,7 @@ from jax import lax
 import aqtlite
 from aqtlite import calibration, config, numerics
 from aqtlite.program.serving import statistics_uses
-from aqtlite.quantization.second_moment import SecondMoment
+from aqtlite.quantization.states.second_moment import SecondMoment
 from tests.common import mostly_slow, normal
 
 pytestmark = pytest.mark.code("quick")

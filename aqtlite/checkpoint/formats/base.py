@@ -57,9 +57,9 @@ class Reader(abc.ABC):
         """Names of the arrays that are decoded from quantized weights, if any are."""
         return frozenset()
 
-    def integers(self, name: str) -> QTensor | None:
-        """The quantized weight behind one of `quantized`; None if it is cut."""
-        raise NotImplementedError(f"{type(self).__name__} holds {name} in float")
+    def read_weight(self, name: str) -> tuple[np.ndarray, QTensor | None]:
+        """Reads one array, and the quantized weight that it is decoded from, if any."""
+        return self.read(name), None
 
     def slices(self, name: str) -> Sliceable:
         """One array to read slices of; read as a whole if the format has no slices."""

@@ -18,7 +18,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import base
 from aqtlite.checkpoint.names import name_of
-from aqtlite.config import json_text
+from aqtlite.config.json import json_text
 
 SUFFIX = ".msgpack"
 _CHUNKED = "__msgpack_chunked_array__"

@@ -61,6 +61,11 @@ def from_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
         uint8, (..., `count`).
     """
     stream = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
+    if bits in (1, 2, 4, 8):
+        codes = np.empty((*stream.shape, 8 // bits), np.uint8)
+        for i in range(8 // bits):
+            codes[..., i] = (stream >> np.uint8(bits * i)) & np.uint8(2**bits - 1)
+        return codes.reshape(*stream.shape[:-1], -1)[..., :count]
     # As many bytes as a code has bits hold 8 codes.
     groups = -(-count // 8)
     missing = groups * bits - stream.shape[-1]

@@ -12,7 +12,7 @@ from aqtlite.edge.arithmetic import fixed_point, rescaling, scales
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
 from aqtlite.edge.grid import Grid, Quantized
-from aqtlite.lowering.convolution import Convolution
+from aqtlite.lowering.forms.convolution import Convolution
 from aqtlite.shapes import dimension_numbers as dn
 
 _LARGEST = 128

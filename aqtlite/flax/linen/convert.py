@@ -15,7 +15,7 @@ from aqtlite.program.serving import conversion, planning, statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.states.state_collections import STATISTICS
 
 
 def convert(

@@ -30,7 +30,7 @@ from aqtlite.program.serving import guards
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 
 class QuantMode(enum.Enum):

@@ -11,12 +11,12 @@ from flax.core import unfreeze
 
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.model import Parameter, parameters_of
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
 )
-from aqtlite.quantization.stored_statistics import restored_statistics
+from aqtlite.quantization.states.stored_statistics import restored_statistics
 
 _STATISTICS = STATISTICS, OF_GRADIENTS
 

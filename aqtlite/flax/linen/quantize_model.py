@@ -11,9 +11,9 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
 from aqtlite.program import contracted_in, injected
-from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan import Plan
-from aqtlite.quantization.state_collections import (
+from aqtlite.program.rules import rules as rules_lib
+from aqtlite.quantization.states.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,

@@ -10,39 +10,36 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import adapter_axes, cache, given_variables, statistics
+from aqtlite.flax.linen import given_variables, statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.tools import adapter_axes, cache
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
-from aqtlite.program import (
-    adapter_init,
-    flax_models,
-    merging,
-    plan_checks,
-    served,
-)
 from aqtlite.program import calibration_state as states_lib
 from aqtlite.program import plan as planning
-from aqtlite.program.merging import MergeReport
+from aqtlite.program import plan_checks, served
+from aqtlite.program.adapters import adapter_init, merging
+from aqtlite.program.adapters.merging import MergeReport
+from aqtlite.program.modules import flax_models
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.program import Path, Program
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules.rules import Rule
 from aqtlite.program.serving import guards, statistics_uses
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
     FrozenEntry,
     frozen_entries,
 )
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states.state_collections import (
     ADAPTER,
     OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
 )
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.statistics import States
 
 _WITH_WEIGHTS = "aqtlite.flax.with_initial_adapters(model, variables, *args)"
 

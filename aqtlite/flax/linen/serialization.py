@@ -17,11 +17,11 @@ from aqtlite.kv_cache import Packed
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.fixed_scale import FixedScale
-from aqtlite.quantization.gradient_statistics import GradientStatistics
-from aqtlite.quantization.second_moment import SecondMoment
-from aqtlite.quantization.smoothing import SmoothingStatistics
-from aqtlite.quantization.stored_statistics import restored_statistics
+from aqtlite.quantization.preparation.smoothing import SmoothingStatistics
+from aqtlite.quantization.states.fixed_scale import FixedScale
+from aqtlite.quantization.states.gradient_statistics import GradientStatistics
+from aqtlite.quantization.states.second_moment import SecondMoment
+from aqtlite.quantization.states.stored_statistics import restored_statistics
 
 _ARRAYS: dict[type, tuple[str, ...]] = {
     QTensor: ("qvalue", "scale", "zero_point", "unrounded", "sums"),

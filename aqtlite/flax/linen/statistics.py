@@ -19,16 +19,16 @@ from aqtlite.flax.linen.bare.lookup import Either
 from aqtlite.flax.linen.caller import path_of
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.contraction import Contraction
-from aqtlite.quantization import statistics
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states import statistics
+from aqtlite.quantization.states.state_collections import (
     OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
     collections_of,
 )
-from aqtlite.quantization.statistics import States
-from aqtlite.quantization.stored_statistics import restored_statistics
+from aqtlite.quantization.states.statistics import States
+from aqtlite.quantization.states.stored_statistics import restored_statistics
 
 _NO_VARIABLES = (
     "a calibration that gathers statistics or is learned was called outside of a Flax "

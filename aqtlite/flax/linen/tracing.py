@@ -16,7 +16,8 @@ from aqtlite.flax.linen.bare.recording import Recorder
 from aqtlite.flax.linen.caller import Caller
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.jaxpr import sites, tracing
-from aqtlite.program import flax_models, weight_parameters
+from aqtlite.program import weight_parameters
+from aqtlite.program.modules import flax_models
 from aqtlite.program.program import Program
 from aqtlite.program.serving import given, statistics_uses
 from aqtlite.program.serving.contraction import Contraction
@@ -34,8 +35,8 @@ from aqtlite.program.serving.model import (
 )
 from aqtlite.program.serving.placeholder import Placeholder, marker_of
 from aqtlite.program.serving.weight import Refusal, Weight
-from aqtlite.quantization import second_moment
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.states import second_moment
+from aqtlite.quantization.states.state_collections import STATISTICS
 
 _FIRST_POSITION = 10**6
 """Number of the first contraction quantized by rules, above all injected ones."""

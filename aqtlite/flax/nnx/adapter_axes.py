@@ -7,7 +7,8 @@ from flax import nnx
 from aqtlite.flax.nnx import partitioning
 from aqtlite.flax.nnx.model import RECORD, QuantizedModel
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.program import low_rank, merging, served
+from aqtlite.program import served
+from aqtlite.program.adapters import low_rank, merging
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.serving.frozen_record import FrozenEntry

@@ -15,8 +15,8 @@ from aqtlite.flax.nnx.model import QuantizedModel, state_of
 from aqtlite.flax.nnx.quantize import check_quantized, init_state
 from aqtlite.jaxpr import tracing
 from aqtlite.program.masking import gathering as masking
-from aqtlite.quantization import shared_moments
-from aqtlite.quantization.state_collections import PARAMETERS, STATISTICS
+from aqtlite.quantization.states import shared_moments
+from aqtlite.quantization.states.state_collections import PARAMETERS, STATISTICS
 
 
 def calibrate(

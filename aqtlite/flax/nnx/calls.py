@@ -20,17 +20,19 @@ from aqtlite.flax.nnx.model import (
 )
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.invariance import finding
-from aqtlite.jaxpr import lookups, registry, sites, tracing
+from aqtlite.jaxpr import registry, sites, tracing
+from aqtlite.jaxpr.recognition import lookups
 from aqtlite.jaxpr.replacement import Replacement
-from aqtlite.program import injected, nnx_methods
+from aqtlite.program import injected
 from aqtlite.program.convert import ServingFunction, has_frozen
+from aqtlite.program.modules import nnx_methods
 from aqtlite.program.naming import by_parameter
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.frozen_record import COLLECTION
-from aqtlite.quantization.state_collections import STATISTICS
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization.states.state_collections import STATISTICS
+from aqtlite.quantization.states.statistics import States
 
 CALL = "__call__"
 

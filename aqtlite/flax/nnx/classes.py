@@ -18,7 +18,7 @@ from aqtlite.flax.nnx.model import (
     float_class_of,
     set_class,
 )
-from aqtlite.program import nnx_methods
+from aqtlite.program.modules import nnx_methods
 
 _CALLS = {QuantizedModel: calls.call_method, QuantizedLayer: calls.call_layer}
 """For each base class, the function that calls a method."""

@@ -37,9 +37,9 @@ from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.program.serving.weight import Weight
-from aqtlite.quantization import second_moment
-from aqtlite.quantization.fixed_scale import FixedScale
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.states import second_moment
+from aqtlite.quantization.states.fixed_scale import FixedScale
+from aqtlite.quantization.states.state_collections import STATISTICS
 
 
 def convert(

@@ -19,7 +19,7 @@ from aqtlite.flax.injectable import injectable
 from aqtlite.operations import Operation
 from aqtlite.program import injected
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.state_collections import collections_of
+from aqtlite.quantization.states.state_collections import collections_of
 
 
 @dataclasses.dataclass(frozen=True)

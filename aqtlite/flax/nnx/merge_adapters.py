@@ -10,9 +10,9 @@ from aqtlite.flax.nnx.calls import CALL, function_of
 from aqtlite.flax.nnx.model import collection_of, state_of
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import M, check_quantized
+from aqtlite.program.adapters.merge_adapters import merged_parameters
+from aqtlite.program.adapters.merging import MergeReport
 from aqtlite.program.convert import frozen_by_module
-from aqtlite.program.merge_adapters import merged_parameters
-from aqtlite.program.merging import MergeReport
 from aqtlite.program.serving import guards
 
 

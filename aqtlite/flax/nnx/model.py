@@ -8,10 +8,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from aqtlite.flax.nnx import partitioning
-from aqtlite.program.rules import Rule
+from aqtlite.program.rules.rules import Rule
 from aqtlite.program.serving.frozen_record import IDENTITY, RECORD
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states.state_collections import (
     ADAPTER,
     DROPOUT,
     OF_GRADIENTS,

@@ -12,9 +12,11 @@ from jax.extend import core
 from aqtlite.flax.nnx import layers, partitioning
 from aqtlite.flax.nnx.layers import Path
 from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel, float_class_of
-from aqtlite.jaxpr import forwarding, tracing
-from aqtlite.program import injected, marked_modules
+from aqtlite.jaxpr import tracing
+from aqtlite.jaxpr.recognition import forwarding
+from aqtlite.program import injected
 from aqtlite.program.convert import FrozenParameter
+from aqtlite.program.modules import marked_modules
 
 _CAPTURES = "__captures__"
 

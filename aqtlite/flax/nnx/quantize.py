@@ -18,13 +18,14 @@ from aqtlite.flax.nnx.model import (
     collection_of,
 )
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.program import adapter_init, calibration_state
-from aqtlite.program import rules as rules_lib
+from aqtlite.program import calibration_state
+from aqtlite.program.adapters import adapter_init
 from aqtlite.program.convert import frozen_by_module, program_of
 from aqtlite.program.plan import Plan
+from aqtlite.program.rules import rules as rules_lib
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.placeholder import is_placeholder
-from aqtlite.quantization.state_collections import ADAPTER
+from aqtlite.quantization.states.state_collections import ADAPTER
 
 M = TypeVar("M", bound=nnx.Module)
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from aqtlite.quantization.statistics import records_of
+from aqtlite.quantization.states.statistics import records_of
 
 
 @jax.tree_util.register_dataclass

@@ -12,7 +12,7 @@ from aqtlite.jaxpr import counted, sites, tracing
 from aqtlite.program.masking.entries import Entries, Updated
 from aqtlite.program.masking.evaluation import Evaluation
 from aqtlite.program.masking.masks import placed
-from aqtlite.quantization import shared_moments
+from aqtlite.quantization.states import shared_moments
 
 
 class Gathering:

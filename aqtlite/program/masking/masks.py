@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from aqtlite.jaxpr import reshapes
+from aqtlite.jaxpr.axes import reshapes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,16 +15,9 @@ from aqtlite.operations import Operation, Side
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import (
-    checks,
-    double_scales,
-    gptq,
-    padding,
-    preparation,
-    quantizer,
-    sparsity,
-)
-from aqtlite.quantization.statistics import States
+from aqtlite.quantization import checks, double_scales, gptq, quantizer
+from aqtlite.quantization.preparation import padding, preparation, sparsity
+from aqtlite.quantization.states.statistics import States
 
 
 @functools.partial(

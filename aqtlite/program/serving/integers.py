@@ -1,12 +1,10 @@
 """Integers of a quantized source, handed over where a weight is only moved.
 
 The program that a model quantizes a weight with may transpose, reshape and stack it.
-What it does is found by running it on the places of elements: if each place comes out
-once, the weight is only moved, and so are its integers.
+If it does no more (`movement`), the weight's integers are moved likewise.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.numerics import IntAffine, IntSymmetric
+from aqtlite.program.serving import movement
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import double_scales
-from aqtlite.shapes import block_shapes
 
 
 def handed_over(
@@ -46,19 +44,20 @@ def handed_over(
     is_special = any(one is not None for one in special)
     if is_special or not all(_is_on_same_grid(wanted, one) for one in sources):
         return None
-    places = _places([one.shape for one in sources], wanted.shape, prepared)
-    if places is None:
+    shapes = [one.shape for one in sources]
+    moved = movement.of_program(prepared, shapes, wanted.shape)
+    if moved is None:
         return None
     fields: dict[str, Any] = {}
     for name in ("scale", "zero_point"):
         if getattr(wanted, name) is None:
             continue
-        every = [_of_each(getattr(one, name), one.shape) for one in sources]
-        found = _by_block(np.concatenate(every), places, wanted.scale.shape)
+        every = moved([_of_each(getattr(one, name), one.shape) for one in sources])
+        found = _by_block(every, wanted.scale.shape)
         if found is None:
             return None
         fields[name] = jnp.asarray(found)
-    values = np.concatenate([_on_grid(one).reshape(-1) for one in sources])[places]
+    values = moved([_on_grid(one) for one in sources])
     stored = stored_values.to_save(jnp.asarray(values))
     given = dataclasses.replace(wanted, order=order, qvalue=stored, **fields)
     if isinstance(wanted.scale, QTensor):
@@ -97,7 +96,8 @@ def _like(wanted: QTensor, source: QTensor) -> QTensor:
 
 def _is_on_same_grid(a: QTensor, b: QTensor) -> bool:
     """Whether stored values stand for the same numbers, up to scales."""
-    if jax.eval_shape(_on_grid_in_jax, a).dtype != _on_grid(b).dtype:
+    dtypes = [jax.eval_shape(_on_grid_in_jax, one).dtype for one in (a, b)]
+    if dtypes[0] != dtypes[1]:
         return False
     if (a.zero_point is None) != (b.zero_point is None):
         return False
@@ -124,80 +124,27 @@ def _holds(q: QTensor, values: np.ndarray) -> bool:
     return bool(smallest <= wide.min(initial=0) and wide.max(initial=0) <= largest)
 
 
-def _places(
-    shapes: Sequence[tuple[int, ...]],
-    wanted: tuple[int, ...],
-    prepared: Callable[..., Any],
-) -> np.ndarray | None:
-    """Where elements come from; None if they are changed, or copied.
-
-    Places go through the function a byte at a time, which every float dtype of a model
-    holds, bfloat16 included.
-
-    Args:
-        shapes: shapes of the sources, which count flattened, one after the other.
-        wanted: shape of the result.
-        prepared: as in `handed_over`.
-    """
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    size = int(ends[-1])
-
-    def run(flat: np.ndarray) -> np.ndarray | None:
-        parts = np.split(flat.astype(np.float32), ends[:-1])
-        given = [x.reshape(shape) for x, shape in zip(parts, shapes, strict=True)]
-        made = np.asarray(prepared(*given)).astype(np.float32, copy=False)
-        return made if made.shape == wanted else None
-
-    # Weights are large: four bytes for each place, of which each is a digit.
-    dtype = np.dtype("<u4" if size <= 2**32 else "<u8")
-    ours, found = np.arange(size, dtype=dtype), np.zeros(wanted, dtype)
-    of_ours, of_found = (x[..., None].view(np.uint8) for x in (ours, found))
-    for digit in range(-(-max(size - 1, 1).bit_length() // 8)):
-        made = run(of_ours[:, digit])
-        if made is None or not _are_bytes(made):
-            return None
-        of_found[..., digit] = made
-    if found.max() >= size:
-        return None
-    is_taken = np.zeros(size, bool)
-    is_taken[found] = True
-    if np.count_nonzero(is_taken) < found.size:
-        return None
-    # Nothing is added that is zero for these places, such as the first element.
-    other = np.random.default_rng(0).integers(1, 256, size, np.uint8)
-    made = run(other)
-    is_moved = made is not None and np.array_equal(made, other[found])
-    return found if is_moved else None
-
-
-def _are_bytes(x: np.ndarray) -> bool:
-    """Whether floats are integers of 8 bits."""
-    is_within = x.min(initial=0) >= 0 and x.max(initial=0) <= 255
-    return bool(is_within and (np.rint(x) == x).all())
-
-
 def _of_each(values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Scales or zero points of each element of an array of some shape, flattened."""
-    every = block_shapes.repeat(jnp.asarray(values), shape, range(len(shape)))
-    return np.broadcast_to(every, shape).reshape(-1)
+    """Scales or zero points of each element of an array of some shape."""
+    every = np.asarray(values)
+    for axis, size in enumerate(shape):
+        every = np.repeat(every, size // every.shape[axis], axis)
+    return every
 
 
-def _by_block(
-    every: np.ndarray, places: np.ndarray, counts: tuple[int, ...]
-) -> np.ndarray | None:
-    """Moves scales or zero points; None if elements of a block have several.
+def _by_block(every: np.ndarray, counts: tuple[int, ...]) -> np.ndarray | None:
+    """Scales or zero points of blocks; None if elements of a block have several.
 
     Args:
-        every: those of each element of the sources.
-        places: from `_places`.
-        counts: numbers of blocks along each axis of the weight.
+        every: those of each element of the weight.
+        counts: numbers of blocks along each axis.
     """
     split = [
         part
-        for size, count in zip(places.shape, counts, strict=True)
+        for size, count in zip(every.shape, counts, strict=True)
         for part in (count, size // count)
     ]
-    blocks = every[places].reshape(split)
+    blocks = every.reshape(split)
     within = tuple(range(1, 2 * len(counts), 2))
-    smallest = blocks.min(axis=within)
-    return smallest if (blocks.max(axis=within) == smallest).all() else None
+    first = np.expand_dims(blocks[(slice(None), 0) * len(counts)], within)
+    return first.reshape(counts) if (blocks == first).all() else None

@@ -12,13 +12,14 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from aqtlite import config
-from aqtlite.jaxpr import analysis, axes, slicing
+from aqtlite.jaxpr import analysis, slicing
+from aqtlite.jaxpr.axes import axes
 from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.tracing import is_array
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.frozen_record import Operand
-from aqtlite.quantization.state_collections import ADAPTER
+from aqtlite.quantization.states.state_collections import ADAPTER
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from absl import logging
 
-from aqtlite.lowering import int4_products
+from aqtlite.lowering.forms import int4_products
 from aqtlite.program.serving.frozen_record import FrozenEntry
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan

@@ -18,11 +18,12 @@ from aqtlite.calibration import counting
 from aqtlite.jaxpr import slicing, tracing
 from aqtlite.operations import OperandAxes
 from aqtlite.program.serving.contraction import Contraction
-from aqtlite.quantization import quantizer, second_moment
-from aqtlite.quantization.fixed_scale import FixedScale
-from aqtlite.quantization.second_moment import SecondMoment
-from aqtlite.quantization.state_collections import STATISTICS
-from aqtlite.quantization.statistics import records_of
+from aqtlite.quantization import quantizer
+from aqtlite.quantization.states import second_moment
+from aqtlite.quantization.states.fixed_scale import FixedScale
+from aqtlite.quantization.states.second_moment import SecondMoment
+from aqtlite.quantization.states.state_collections import STATISTICS
+from aqtlite.quantization.states.statistics import records_of
 from aqtlite.shapes.dimension_numbers import Axes
 
 Place = tuple[str, ...]

@@ -19,7 +19,7 @@ from aqtlite.flax.nnx import (
     overwrite_with_gradient,
     quantize_model,
 )
-from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.states.fixed_scale import FixedScale
 from tests.flax.nnx.models import CFG, Block, Mlp, X, call, values
 
 pytestmark = pytest.mark.code("quick")

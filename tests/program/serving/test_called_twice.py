@@ -19,7 +19,7 @@ from aqtlite.flax import nnx as aqtlite_nnx
 from aqtlite.flax.nnx import GradientStatistics
 from aqtlite.program import injected
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.state_collections import (
+from aqtlite.quantization.states.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,

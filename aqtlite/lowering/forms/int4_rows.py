@@ -1,0 +1,184 @@
+"""The operand beside int4 weights, laid out for their kernel: rows of int8 or floats.
+
+Floats become the digits of `digits.of_floats`, by the same arithmetic, with a unit for
+each tile of a row. XLA would take several kernels for it, and one byte at a time.
+"""
+
+import dataclasses
+from typing import Any
+
+from aqtlite.lowering.digits import BITS
+from aqtlite.lowering.forms import custom_call
+
+BLOCK = 32
+"""Number of products that are summed before the sums are widened."""
+
+# As nibbles are widened: of each eight elements the even ones, then the odd ones.
+_ORDER = [i + j for i in range(0, BLOCK, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7)]
+
+_RAISED_BY = 8
+
+_MAGNITUDE, _INFINITY, _MANTISSA = 0x7FFFFFFF, 0x7F800000, 23
+
+_NAN = 0x7FC00000
+
+# See `exact.nearest_integer`.
+_ANCHOR = 1.5 * 2.0**23
+_ANCHOR_BITS = 0x4B400000
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Values of a call."""
+
+    rows: Any
+    tiles: Any
+    blocks: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Pointers to what is written."""
+
+    values: Any
+    """int8, ``(tiles, blocks, rows, digits, BLOCK)``."""
+
+    offsets: Any
+    """-8 times the sums of values, int32, ``(tiles, rows, digits)``."""
+
+    units: Any
+    """Units of the digits of floats, float32, ``(rows, tiles)``."""
+
+
+class Rows:
+    """Writes the instructions that lay out rows ``(rows, tiles * blocks * BLOCK)``."""
+
+    def __init__(self, function: custom_call.Function, digits: int, has_dots: bool):
+        self.f, self.digits, self.has_dots = function, digits, has_dots
+        ir = function.ir
+        self.ints, self.floats, self.bytes = (
+            ir.VectorType(kind, BLOCK)
+            for kind in (function.int, ir.FloatType(), function.byte)
+        )
+        self.sums = ir.VectorType(function.int, BLOCK // 4)
+
+    def bytes_of(self, sizes: Sizes) -> tuple[Any, Any, Any]:
+        """The sizes of `Memory`."""
+        f, lines = self.f, self.f.times(sizes.rows, sizes.tiles)
+        return (
+            f.times(lines, sizes.blocks, BLOCK * self.digits),
+            f.times(lines, 4 * self.digits),
+            f.times(lines, 4),
+        )
+
+    def lay_out(self, x: Any, memory: Memory, sizes: Sizes) -> None:
+        """Writes values, offsets and, of floats, units."""
+        f, digits, is_float = self.f, self.digits, self.digits > 1
+        sums = f.array(self.sums, digits, BLOCK)
+        bound = f.array(self.ints, 1, BLOCK)
+        size = BLOCK * (4 if is_float else 1)
+        with f.loop(0, sizes.rows) as row, f.loop(0, sizes.tiles) as tile:
+            line = f.sum(f.times(row, sizes.tiles), tile)
+            start = f.offset(x, f.times(line, sizes.blocks, size))
+            reciprocal = None
+            if is_float:
+                largest = self._largest(start, bound, sizes.blocks)
+                unit, reciprocal = self._unit(largest)
+                f.store(unit, memory.units, f.times(line, 4), 4)
+            zero = f.constant(self.sums, 0)
+            for i in range(digits):
+                f.store(zero, sums, BLOCK * i, BLOCK)
+            with f.loop(0, sizes.blocks) as block:
+                each = f.offset(start, f.times(block, size))
+                step = f.sum(f.times(tile, sizes.blocks), block)
+                place = f.times(f.sum(f.times(step, sizes.rows), row), digits, BLOCK)
+                for i, part in enumerate(self._parts(each, reciprocal)):
+                    f.store(part, memory.values, f.sum(place, BLOCK * i))
+                    total = f.load(sums, BLOCK * i, self.sums, BLOCK)
+                    f.store(self._added(total, part), sums, BLOCK * i, BLOCK)
+            place = f.times(f.sum(f.times(tile, sizes.rows), row), 4 * digits)
+            for i in range(digits):
+                total = f.load(sums, BLOCK * i, self.sums, BLOCK)
+                total = f.call("llvm.vector.reduce.add.v8i32", f.int, total)
+                total = f.at.mul(total, f.int(-_RAISED_BY))
+                f.store(total, memory.offsets, f.sum(place, 4 * i), 4)
+
+    def _largest(self, start: Any, bound: Any, blocks: Any) -> Any:
+        """The bits of the largest magnitude of a tile."""
+        f = self.f
+        f.store(f.constant(self.ints, 0), bound, 0, BLOCK)
+        with f.loop(0, blocks) as block:
+            bits = f.load(start, f.times(block, 4 * BLOCK), self.ints)
+            bits = f.at.and_(bits, f.constant(self.ints, _MAGNITUDE))
+            before = f.load(bound, 0, self.ints, BLOCK)
+            largest = f.call("llvm.smax.v32i32", self.ints, before, bits)
+            f.store(largest, bound, 0, BLOCK)
+        largest = f.load(bound, 0, self.ints, BLOCK)
+        return f.call("llvm.vector.reduce.smax.v32i32", f.int, largest)
+
+    def _unit(self, bits: Any) -> tuple[Any, Any]:
+        """The unit, NaN where an element is not finite, and its reciprocal."""
+        f, at = self.f, self.f.at
+        is_finite = at.icmp_signed("<", bits, f.int(_INFINITY))
+        bits = f.call("llvm.smin.i32", f.int, bits, f.int(_INFINITY))
+        exponent = at.ashr(at.add(bits, f.int((1 << _MANTISSA) - 1)), f.int(_MANTISSA))
+        exponent = at.sub(exponent, f.int(BITS * self.digits - 2))
+        exponent = f.call("llvm.smax.i32", f.int, exponent, f.int(1))
+        exponent = f.call("llvm.smin.i32", f.int, exponent, f.int(253))
+        unit = at.shl(exponent, f.int(_MANTISSA))
+        reciprocal = at.shl(at.sub(f.int(254), exponent), f.int(_MANTISSA))
+        unit = at.select(is_finite, unit, f.int(_NAN))
+        return unit, f.splat(at.bitcast(reciprocal, f.ir.FloatType()), BLOCK)
+
+    def _parts(self, x: Any, reciprocal: Any) -> list[Any]:
+        """The digits of a block, lowest first, in the order of widened weights."""
+        f, at = self.f, self.f.at
+        if reciprocal is None:
+            return [f.shuffled(f.load(x, 0, self.bytes), _ORDER)]
+        scaled = at.fmul(f.load(x, 0, self.floats), reciprocal)
+        anchored = at.fadd(scaled, f.constant(self.floats, _ANCHOR))
+        rest = at.sub(
+            at.bitcast(anchored, self.ints), f.constant(self.ints, _ANCHOR_BITS)
+        )
+        out, left = [], f.constant(self.ints, 32 - BITS)
+        for _ in range(self.digits - 1):
+            low = at.ashr(at.shl(rest, left), left)
+            out.append(low)
+            rest = at.ashr(at.sub(rest, low), f.constant(self.ints, BITS))
+        return [f.shuffled(at.trunc(one, self.bytes), _ORDER) for one in (*out, rest)]
+
+    def _added(self, total: Any, part: Any) -> Any:
+        return products(
+            self.f, self.has_dots, total, [(self.f.constant(self.bytes, 1), part)]
+        )
+
+
+_DOT = "llvm.x86.avx512.vpdpbusd.256"
+"""Of AVX512-VNNI and, on processors without AVX-512, AVX-VNNI."""
+
+
+def products(
+    f: custom_call.Function, has_dots: bool, total: Any, pairs: list[tuple[Any, Any]]
+) -> Any:
+    """Adds products of 32 uint8, up to 15, by int8, four to each int32 of `total`.
+
+    Args:
+        f: function that is being written.
+        has_dots: whether the processor adds four products at once (VNNI).
+        total: int32, 8 of them.
+        pairs: up to eight pairs of vectors of bytes.
+    """
+    if has_dots:
+        # Two sums do not wait for each other.
+        sums = [total, f.constant(total.type, 0)]
+        for i, (a, b) in enumerate(pairs):
+            sums[i % 2] = f.call(_DOT, total.type, sums[i % 2], a, b)
+        return sums[0] if len(pairs) == 1 else f.at.add(*sums)
+    halves = f.ir.VectorType(f.ir.IntType(16), BLOCK // 2)
+    part = None
+    for a, b in pairs:
+        # Two products are at most 2 * 15 * 128, and eight times that fits 16 bits.
+        one = f.call("llvm.x86.avx2.pmadd.ub.sw", halves, a, b)
+        part = one if part is None else f.at.add(part, one)
+    ones = f.constant(halves, 1)
+    return f.at.add(total, f.call("llvm.x86.avx2.pmadd.wd", total.type, part, ones))

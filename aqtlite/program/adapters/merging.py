@@ -1,0 +1,274 @@
+"""Merges adapters into the parameters that their weights are made of."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.jaxpr import rewriting, slicing, tracing
+from aqtlite.jaxpr.axes import axes
+from aqtlite.jaxpr.replacement import Location, Replacement
+from aqtlite.program import served
+from aqtlite.program import steps as steps_lib
+from aqtlite.program.adapters import low_rank
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.program import Program
+from aqtlite.program.served import Entries
+from aqtlite.program.serving.model import ParameterAxis
+from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import double_scales
+from aqtlite.shapes import sharding
+
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedWeight:
+    """What merging an adapter changes in one weight."""
+
+    path: str
+    """Path of the contraction."""
+
+    update: float
+    """Norm of the adapter's product, relative to that of the weight."""
+
+    rounding_error: float | None
+    """Norm of the error of rounding the merged weight by the rule's config, relative to
+    that of the adapter's product: near or above 1, integers lose what was trained. None
+    if the rule leaves the contraction in float."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeReport:
+    """What merging adapters changes; prints as a table."""
+
+    weights: tuple[MergedWeight, ...]
+
+    def __str__(self) -> str:
+        width = max([4, *(len(one.path) for one in self.weights)])
+        lines = [f"{'path':{width}}  update / weight  rounding error / update"]
+        for one in self.weights:
+            error = "in float"
+            if one.rounding_error is not None:
+                error = f"{one.rounding_error:.3f}"
+            lines.append(f"{one.path:{width}}  {one.update:15.4f}  {error:>23}")
+        return "\n".join(lines)
+
+
+class Weight(NamedTuple):
+    """A weight with an adapter, or that is frozen."""
+
+    one: PlannedContraction
+    frozen: QTensor | None
+    steps: tuple[bool, ...]
+    """For each scan around it, whether it has a weight for each step."""
+
+
+def merge(
+    program: Program, values: Sequence[Any], frozen: Entries, converter: str
+) -> tuple[dict[int, jax.Array], MergeReport]:
+    """Returns the parameters with the products of their adapters added.
+
+    A weight may be moved parameters: cast, transposed, reshaped, sliced, stacked. The
+    product moves back the same way, which is the transpose of these operations.
+
+    Args:
+        program: the call.
+        values: inputs of its jaxpr; placeholders for frozen parameters, which are
+            dequantized.
+        frozen: the frozen weights, by module.
+        converter: the user's call of the conversion, for messages.
+
+    Returns:
+        Changed inputs of the jaxpr by index, and what changed.
+
+    Raises:
+        ValueError: if there is no adapter, if a weight is more than moved parameters,
+            or if two contractions of one weight have adapters.
+    """
+    weights = weights_of(program, values, frozen, converter)
+    if not any(one.adapter for one, _, _ in weights.values()):
+        raise ValueError("there is nothing to merge: no rule has an adapter")
+    made, before = read_by(program, values, weights)
+    operands, pull = jax.vjp(made, *before)
+    wanted, merged = {}, []
+    for location, weight in weights.items():
+        base = rounded(program, weight, operands[location])
+        if weight.frozen is not None:
+            base = weight.frozen.dequant()
+        wanted[location] = base
+        if weight.one.adapter is None:
+            continue
+        whole = _merged(program, weight, base)
+        update = whole - base.astype(jnp.float32)
+        wanted[location] = whole.astype(base.dtype)
+        merged.append(_measured(program, weight, base, update, wanted[location]))
+    changes = jax.tree.map(jnp.subtract, wanted, operands)
+    after = [x + change for x, change in zip(before, pull(changes), strict=True)]
+    for location, got in made(*after).items():
+        check_reached(weights[location].one, got, wanted[location])
+    inputs = dict(zip(made.inputs, after, strict=True))
+    return inputs, MergeReport(tuple(merged))
+
+
+def read_by(
+    program: Program, values: Sequence[Any], weights: Mapping[Location, Weight]
+) -> tuple[slicing.Slice, list[Any]]:
+    """Returns the function from parameters to weights, by location, and its inputs.
+
+    Args:
+        program: the call.
+        values: inputs of its jaxpr; placeholders for frozen parameters, which are taken
+            as zeros.
+        weights: the weights.
+    """
+    made = function_of(program, weights)
+    read = [values[i] for i in made.inputs]
+    return made, [
+        jnp.zeros(x.shape, x.dtype)
+        if isinstance(x, Placeholder)
+        else x
+        if isinstance(x, jax.ShapeDtypeStruct)
+        else jnp.asarray(x)
+        for x in read
+    ]
+
+
+def weights_of(
+    program: Program, values: Sequence[Any], frozen: Entries, converter: str
+) -> dict[Location, Weight]:
+    """Returns the weights with adapters, and those that are frozen, by contraction.
+
+    The arguments are those of `merge`.
+    """
+    gone = {i for i, x in enumerate(values) if isinstance(x, Placeholder)}
+    found = {}
+    for one, module, _ in program.numbered():
+        entries = frozen.get(module, ())
+        sides = served.find(program, one, gone, entries, converter)
+        if isinstance(one, PlannedContraction) and "rhs" in sides:
+            steps = steps_lib.frozen_per_step(one) or ()
+            found[one.site.location] = Weight(one, sides["rhs"].qtensor, steps)
+    for one in program.plan.replaced():
+        if one.adapter is not None and one.site.location not in found:
+            steps = steps_lib.weights_per_step(one)
+            found[one.site.location] = Weight(one, None, steps)
+    return found
+
+
+def function_of(program: Program, weights: Mapping[Location, Weight]) -> slicing.Slice:
+    """Returns the function from parameters to weights, by location."""
+
+    def replacement(weight: Weight) -> Replacement:
+        def function(values: Sequence[Any], given: None) -> tuple[Any, Any]:
+            del given
+            one = weight.one
+            return one.in_float(values), one.in_order(values)[1]
+
+        return Replacement(function, has_aux=True, per_step=weight.steps)
+
+    replacements = {at: replacement(weight) for at, weight in weights.items()}
+
+    def run(values: list[Any]) -> Any:
+        _, aux = rewriting.evaluate(program.traced.jaxpr, values, replacements)
+        return {location: aux[location] for location in weights}
+
+    inputs = [sharding.shape_of(aval) for aval in program.traced.jaxpr.in_avals]
+    traced = tracing.trace(run, (inputs,))
+    return slicing.slice_outputs(traced.jaxpr, traced.outputs)
+
+
+def axes_of_weights(
+    program: Program,
+) -> dict[Location, Sequence[ParameterAxis | None]]:
+    """Returns the axes of parameters that are those of weights with adapters.
+
+    Args:
+        program: the call.
+
+    Returns:
+        For each contraction with an adapter, one for each axis of its weight, after
+        those of the scans around with a weight for each step.
+    """
+    weights = {
+        one.site.location: Weight(one, None, steps_lib.weights_per_step(one))
+        for one in program.plan.replaced()
+        if one.adapter is not None
+    }
+    part = function_of(program, weights)
+    read = [program.parameters.get(i) for i in part.inputs]
+
+    def named(axis: axes.Axis | None) -> ParameterAxis | None:
+        parameter = None if axis is None else read[axis.input]
+        if axis is None or parameter is None:
+            return None
+        return ParameterAxis(parameter, axis.axis)
+
+    found: dict[Location, Sequence[ParameterAxis | None]] = part.unflatten(
+        [tuple(map(named, one)) for one in axes.output_axes(part.jaxpr)]
+    )
+    return found
+
+
+def _merged(program: Program, weight: Weight, base: jax.Array) -> jax.Array:
+    """Returns a weight with its adapter, float32."""
+    one = weight.one
+    adapter = program.states_of(one).adapter
+    if sum(one.site.per_step) != sum(weight.steps):
+        raise ValueError(
+            f"the adapters of {one.path!r} cannot be merged: the steps of a scan have "
+            "one each, and share the weight"
+        )
+    merged = low_rank.merged_by(one)
+    for _ in range(sum(one.site.per_step)):
+        merged = jax.vmap(merged)
+    return merged(base, adapter)
+
+
+def _measured(
+    program: Program, weight: Weight, base: Any, update: Any, wanted: Any
+) -> MergedWeight:
+    """Returns what merging changes in a weight, and what rounding it would."""
+    one, size = weight.one, float(jnp.linalg.norm(update))
+    relative = size / max(float(jnp.linalg.norm(base)), _TINY)
+    if not one.cfg.fwd.rhs.is_quantized:
+        return MergedWeight(one.path, relative, None)
+    error = float(jnp.linalg.norm(rounded(program, weight, wanted) - wanted))
+    return MergedWeight(one.path, relative, error / size if size else 0.0)
+
+
+def rounded(program: Program, weight: Weight, w: jax.Array) -> jax.Array:
+    """Returns a weight rounded as the rule's config rounds it."""
+    one = weight.one
+    if not one.cfg.fwd.rhs.is_quantized:
+        return w
+    avals = [atom.aval for atom in one.site.eqn.invars]
+    x, _, *others = one.in_order(avals)
+    x, *others = (jnp.zeros(aval.shape, aval.dtype) for aval in (x, *others))
+
+    def rounded(w: jax.Array, states: Any) -> jax.Array:
+        call = program.contraction(one, one.in_order([x, w, *others]), states)
+        found = double_scales.decoded(call.weight_outputs("rhs").qtensor)
+        return found.dequant()
+
+    states = program.states_of(one)._replace(adapter=())
+    for _ in range(sum(weight.steps)):
+        rounded = jax.vmap(rounded)
+    return rounded(w, states)
+
+
+def check_reached(one: PlannedContraction, got: Any, wanted: Any) -> None:
+    """Checks that merged parameters give the weight that was wanted."""
+    tolerance = 8 * float(jnp.finfo(wanted.dtype).eps)
+    largest = float(jnp.max(jnp.abs(wanted), initial=0.0))
+    if not jnp.allclose(got, wanted, rtol=tolerance, atol=tolerance * largest):
+        raise ValueError(
+            f"the adapter of {one.path!r} cannot be merged into "
+            f"{' and '.join(map(repr, one.parameters))}: the weight is more than moved "
+            "parameters, or another contraction of it has an adapter of its own. Serve "
+            "the adapter beside the weight"
+        )

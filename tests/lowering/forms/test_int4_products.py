@@ -1,0 +1,175 @@
+"""The kernel of int4 weights: its bits are those of XLA's forms."""
+
+import importlib.metadata
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aqtlite
+from aqtlite import config, extras
+from aqtlite.lowering.forms import custom_call, int4_products, processor
+from tests import common
+
+LAST_AXES = ((1,), (1,)), ((), ())
+NAME = "aqtlite_int4"
+
+
+def integers(shape, largest, seed=0):
+    values = np.random.default_rng(seed).integers(-largest, largest, shape)
+    return values.astype(np.int8)
+
+
+def in_blocks(cfg, size):
+    return config.update(cfg, {"fwd.rhs.blocks": config.Blocks(size=size)})
+
+
+@pytest.fixture
+def without_kernel(monkeypatch):
+    """Disables the kernel when called."""
+    return lambda: monkeypatch.setattr(int4_products, "runs_here", lambda: False)
+
+
+def test_it_runs_wherever_llvm_and_avx2_are():
+    assert int4_products.runs_here() == processor.multiplies_bytes()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        pytest.param(1, 8, id="one row and vector"),
+        pytest.param(37, 21, id="columns that are no whole vector"),
+        pytest.param(64, 1040, id="columns that threads divide"),
+    ],
+)
+@pytest.mark.parametrize("has_dots", [False, True])
+def test_sums_are_exact_at_the_largest_magnitudes(rows, columns, has_dots, monkeypatch):
+    """By the instructions of AVX2 and of VNNI."""
+    if has_dots and not processor.adds_products_of_bytes():
+        return
+    monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: has_dots)
+    x, w = integers((rows, 512), 128), integers((columns, 512), 8, seed=1)
+    x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-8], [7]]
+    sums = jax.jit(lambda x, w: int4_products.sums(x, w.astype(jnp.int4), LAST_AXES))
+    if not int4_products.runs_here():
+        return
+    for _ in range(20):  # Threads start in another order each time.
+        np.testing.assert_array_equal(sums(x, w), x.astype(int) @ w.T.astype(int))
+
+
+def test_served_equals_trained_with_and_without(without_kernel):
+    """Layers of three axes and an odd number of columns, with a nonlinearity."""
+    cfgs = {
+        "weight_only": config.weight_only(4),
+        "weight_only_32": in_blocks(config.weight_only(4), 32),
+        "weight_only_64": in_blocks(config.weight_only(4), 64),
+        "w4a8_32": in_blocks(config.w4a8(), 32),
+        "w4a4_64": in_blocks(config.fully_quantized(fwd_bits=4), 64),
+    }
+    weights = {name: common.normal((128, 27), i) for i, name in enumerate(cfgs)}
+    x = common.normal((2, 9, 128))
+
+    def layers(params, x):
+        out = {}
+        for name, w in params.items():
+            dtype = jnp.bfloat16 if name.endswith("64") else jnp.float32
+            with jax.named_scope(name):
+                out[name] = jnp.tanh(x.astype(dtype) @ w.astype(dtype) + 1).sum(1)
+        return out
+
+    rules = [aqtlite.Rule(path=name, cfg=cfg) for name, cfg in cfgs.items()]
+    function = aqtlite.quantize_function(layers, rules, params=0)
+    serve, serving = aqtlite.convert_function(function, weights, x)
+
+    call = jax.jit(lambda *args: serve(*args))
+    program = aqtlite.compile_serving(serve, serving, x)
+    kernel = [jax.jit(function)(weights, x), call(serving, x), program(x)]
+    dtypes = [x.dtype for x in jax.tree.leaves(program.compiled.in_avals)]
+    # Blocks are packed in any case.
+    assert dtypes.count(jnp.uint8) == (5 if int4_products.runs_here() else 4)
+    calls = call.lower(serving, x).as_text().count(NAME)
+    assert calls == (len(cfgs) if int4_products.runs_here() else 0)
+    without_kernel()
+    call = jax.jit(lambda *args: serve(*args))
+    assert NAME not in call.lower(serving, x).as_text()
+    for one in kernel:
+        jax.tree.map(np.testing.assert_array_equal, one, call(serving, x))
+
+
+def test_what_is_not_finite_stays_so(without_kernel):
+    w = common.normal((8, 64))
+    x = common.normal((4, 64)).at[1, 3].set(jnp.nan).at[2, 5].set(jnp.inf).at[3].set(0)
+    dot = aqtlite.make_dot_general(in_blocks(config.weight_only(4), 32))
+    got = jax.jit(lambda x, w: dot(x, w, LAST_AXES))(x, w)
+    without_kernel()
+    wanted = jax.jit(lambda x, w: dot(x, w, LAST_AXES))(x, w)
+    np.testing.assert_array_equal(got, wanted)
+    assert np.isfinite(got).all(1).tolist() == [True, False, False, True]
+
+
+def test_transformations_and_targets_it_is_not_for(without_kernel):
+    cfg = in_blocks(config.weight_only(4), 32)
+    dot = aqtlite.make_dot_general(cfg)
+    x, w = common.normal((3, 4, 64)), common.normal((8, 64))
+
+    def layers(x, w):
+        return jax.vmap(lambda x: dot(x, w, LAST_AXES))(x)
+
+    def loss(x, w):
+        return jnp.sum(jnp.sin(layers(x, w)))
+
+    got = jax.jit(layers)(x, w), *jax.jit(jax.grad(loss, (0, 1)))(x, w)
+    of_one = jax.jit(lambda x, w: dot(x, w, LAST_AXES))
+    traced = of_one.trace(x[0], w)
+    exported = jax.export.export(of_one, platforms=["cpu", "tpu"])(x[0], w)
+    assert (NAME in traced.lower().as_text()) == int4_products.runs_here()
+    assert NAME not in traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert NAME not in exported.mlir_module()
+    np.testing.assert_array_equal(exported.call(x[0], w), of_one(x[0], w))
+    without_kernel()
+    forward, backward = (
+        jax.jit(lambda *args, function=function: function(*args))
+        for function in (layers, jax.grad(loss, (0, 1)))
+    )
+    wanted = forward(x, w), *backward(x, w)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "dims"),
+    [
+        pytest.param((2, 40), (8, 40), LAST_AXES, id="products in no whole block"),
+        pytest.param((2, 32), (7, 32), LAST_AXES, id="less than a vector"),
+        pytest.param((0, 32), (8, 32), LAST_AXES, id="no rows"),
+        pytest.param((2, 32), (32, 8), (((1,), (0,)), ((), ())), id="first axis"),
+    ],
+)
+def test_it_takes_whole_blocks_of_last_axes(lhs, rhs, dims):
+    lhs, rhs = jnp.zeros(lhs, jnp.int8), jnp.zeros(rhs, jnp.int4)
+    assert not int4_products.takes(lhs, rhs, dims)
+    assert not int4_products.takes(lhs, rhs.astype(jnp.int8), dims)
+
+
+def test_an_unknown_interface_or_no_package_leaves_the_forms_of_xla(monkeypatch):
+    header = custom_call._header()
+    assert custom_call.knows(header)
+    assert not custom_call.knows(re.sub("(API_MAJOR) 0", r"\1 1", header))
+    renamed = header.replace("XLA_FFI_Future* future;  // out\n};", "int other;\n};")
+    assert renamed != header and not custom_call.knows(renamed)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.49.0")
+    assert not custom_call.is_available.__wrapped__()
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    assert not custom_call.is_available.__wrapped__()
+
+
+def test_llvm_takes_the_instructions_that_xla_may_use(monkeypatch):
+    host = {"avx2": True, "avx512vnni": True, "avx512f": True, "amx-int8": False}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
+    features = custom_call.features(host)
+    assert features == "+avx2,-avx512vnni,-avx512f,-amx-int8"
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert custom_call.features(host) == "+avx2,+avx512vnni,+avx512f,-amx-int8"

@@ -1,0 +1,119 @@
+"""Adapters that start from values of their weights, and those with magnitudes."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import aqtlite
+from aqtlite import Rule, config
+from aqtlite.flax import convert, quantize_model, with_adapters, with_initial_adapters
+from aqtlite.flax import nnx as aqt_nnx
+from tests.common import normal, relative_error
+from tests.program.adapters.test_low_rank import CONTRACTIONS, adapted, trained
+
+pytestmark = pytest.mark.code("quick")
+
+INT4 = config.weight_only(4)
+DORA = config.Dora(2, 3)
+PISSA = config.Lora(2, 3, init="pissa")
+LOFTQ = config.Dora(2, 3, init="loftq")
+
+
+@pytest.mark.parametrize(
+    ("case", "lora", "cfg"),
+    [
+        ("batch", DORA, None),
+        ("convolution", DORA, INT4),
+        ("experts", LOFTQ, INT4),
+        ("weight first", PISSA, INT4),
+        ("two axes", PISSA, None),
+    ],
+)
+def test_every_contraction(case, lora, cfg):
+    fn, shape, shape_of_x = CONTRACTIONS[case]
+    w, x = normal(shape, 1), normal(shape_of_x, 2)
+    fn_q = adapted(fn, cfg, lora)
+    params, state = aqtlite.with_initial_adapters(fn_q, w, x)
+    plain = aqtlite.quantize_function(fn, [Rule(cfg=cfg)], params=0)
+    error = relative_error(fn_q(state, params, x)[0], fn(w, x))
+    of_rounding = relative_error(plain(w, x), fn(w, x))
+    if lora.init == "zero":
+        assert error == pytest.approx(of_rounding, abs=1e-6)
+    else:
+        assert error < 0.9 * of_rounding + 1e-6
+    state = trained(state)
+    merged = aqtlite.merge_adapters(fn_q, params, x, state=state)
+    assert relative_error(fn_q(state, params, x)[0], fn(merged, x)) < 1e-5
+
+
+class Scanned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.scan(
+            lambda module, x, _: (module(x), None),
+            variable_axes={"params": 0, "aqt": 0},
+            split_rngs={"params": True},
+            length=2,
+        )
+        return layer(nn.Dense(16, name="layers"), x, None)[0]
+
+
+@pytest.mark.parametrize("lora", [DORA, PISSA])
+def test_scanned_layers_are_served_as_they_train(lora):
+    model, x = (
+        quantize_model(Scanned(), [Rule(cfg=INT4, adapter=lora)]),
+        normal((2, 16)),
+    )
+    shapes = jax.eval_shape(Scanned().init, jax.random.key(0), x)
+    variables = jax.tree.map(lambda one: normal(one.shape), shapes)
+    started = with_initial_adapters(model, variables, x)
+    base = convert(model, started, x)
+    np.testing.assert_array_equal(model.apply(base, x), model.apply(started, x))
+    if lora is PISSA:
+        return
+    # Of a base that is converted already, they are the same.
+    base = convert(model, variables, x)
+    adapters = model.init_adapters(base, x)
+    whole = with_adapters(base, adapters)
+    np.testing.assert_array_equal(model.apply(whole, x), model.apply(started, x))
+    gradient = jax.grad(lambda a: model.apply(with_adapters(base, a), x).sum())
+    ((entry,),) = (one.values() for one in gradient(adapters).values())
+    assert jnp.any(entry["adapter"]["magnitude"] != 0)
+
+
+def test_nnx():
+    layer, x = nnx.Linear(16, 8, rngs=nnx.Rngs(0)), normal((2, 16))
+    wanted, before = layer(x), layer.kernel.get_value()
+    model = aqt_nnx.quantize_model(layer, [Rule(cfg=None, adapter=PISSA)])
+    for _ in range(2):  # Once more, it changes nothing.
+        aqt_nnx.init_state(model, x)
+        assert relative_error(model(x), wanted) < 1e-6
+    after = model.kernel.get_value()
+    assert jnp.linalg.matrix_rank(before - after, rtol=1e-4) == 2
+    model = aqt_nnx.quantize_model(layer, [Rule(cfg=INT4, adapter=DORA)])
+    serving = aqt_nnx.convert(model, x)
+    for one in (model, serving):
+        aqt_nnx.init_state(one, x)
+    np.testing.assert_array_equal(serving(x), model(x))
+
+
+def test_errors():
+    fn_q, w, x = adapted(jnp.matmul, None, PISSA), normal((4, 4)), normal((4, 4))
+    with pytest.raises(ValueError, match=r"both with aqtlite\.with_initial_adapters"):
+        fn_q.init_state(w, x)
+    model = quantize_model(nn.Dense(8), [Rule(cfg=INT4, adapter=LOFTQ)])
+    variables = {"params": {"kernel": normal((4, 8)), "bias": jnp.zeros(8)}}
+    with pytest.raises(ValueError, match="starts from its float weight .* is frozen"):
+        model.init_adapters(convert(model, variables, x), x)
+    with pytest.raises(ValueError, match="init must be one of zero, loftq, pissa"):
+        config.Lora(2, 3, init="svd")
+    with pytest.raises(ValueError, match="takes an alpha other than 0"):
+        config.Lora(2, 0, init="loftq")
+    smooth = config.update(INT4, {"fwd.rotation": config.Hadamard()})
+    fn_q = adapted(lambda w, x: x @ w, smooth, DORA)
+    with pytest.raises(ValueError, match=r"magnitudes \(config\.Dora\) take weights"):
+        fn_q.init_state(normal((64, 8)), normal((2, 64)))
+    assert config.from_json(config.to_json(LOFTQ)) == LOFTQ
