@@ -35,8 +35,9 @@ def fill(
     {'fc': {'kernel': QTensor(int4[2,3], scale=float32[1,3], ...)}}
 
     Args:
-        variables: pytree of arrays or shapes: variables of a Linen model, ``nnx.state(
-        model, nnx.Param)`` of NNX (for `nnx.update`), or parameters of a function.
+        variables: pytree of arrays or shapes: variables of a Linen model,
+            ``nnx.state(model, nnx.Param)`` of NNX (for `nnx.update`), or parameters of
+            a function.
         weights: weights by the paths of variables, each read once: the result of
             `move_weights`.
 

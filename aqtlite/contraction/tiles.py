@@ -155,10 +155,8 @@ class _SumOfTiles(TargetDependent):
         has_tiles = rhs_scale.shape[-1:] == self.counts and (
             lhs_scale is None or lhs_scale.shape[-1] in (1, *self.counts)
         )
-        is_whole = (
-            has_tiles and rhs.shape[-1] % (int4_products.BLOCK * self.counts[-1]) == 0
-        )
-        return is_whole and int4_products.takes(lhs, rhs, operation.dims)
+        takes = int4_products.takes_scaled
+        return has_tiles and takes(lhs, rhs, operation.dims, self.counts[-1])
 
     def _by_kernel(self, operation, given):
         lhs, _, lhs_scale, rhs, _, rhs_scale = given

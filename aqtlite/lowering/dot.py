@@ -76,9 +76,8 @@ class Dot(Contraction):
             return self.anywhere(lhs, rhs, precision)
         if target.is_gpu:
             return gpu.dot(lhs, rhs, self.dims, target)
-        if int4_products.is_available(target) and int4_products.has_fast_sums(
-            lhs, rhs, self.dims
-        ):
+        suits_kernel = int4_products.has_fast_sums(lhs, rhs, self.dims)
+        if suits_kernel and int4_products.is_available(target):
             return int4_products.sums(lhs, rhs, self.dims)
         if target.platform == "cpu" and pairs.has_fast_form(lhs, rhs, self.dims):
             return pairs.dot(lhs, rhs, self.dims)
@@ -197,8 +196,9 @@ class Dot(Contraction):
         return out if self.order is None else out.transpose(self.order)
 
     def sums_of_floats(self, target, lhs, rhs, out_dtype):
-        is_fast = self.out_sharding is None and int4_products.is_available(target)
-        if not is_fast or not int4_products.has_fast_sums(lhs, rhs, self.dims):
+        suits_kernel = int4_products.takes_scaled(lhs, rhs, self.dims)
+        is_split = self.out_sharding is not None
+        if not suits_kernel or is_split or not int4_products.is_available(target):
             return None
         out = int4_products.sums_of_floats(lhs, rhs, self.dims, out_dtype)
         return out if self.order is None else out.transpose(self.order)

@@ -207,8 +207,8 @@ class _Given(Packing):
     argument: int = 0
     layout: ClassVar[str] = "given"
 
-    def pack(self, x):
-        return (x,)
+    def pack(self, args):
+        return (args[self.argument],)
 
     def run(self, packed, args):
         return packed[0]

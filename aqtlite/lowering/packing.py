@@ -21,18 +21,25 @@ class Packing(abc.ABC):
     argument: int
     """Index of the argument."""
 
+    beside: tuple[int, ...] = ()
+    """Indices of arguments that are packed with it."""
+
     @property
     @abc.abstractmethod
     def layout(self) -> Hashable:
         """Packings of equal layouts pack an argument alike."""
 
     @abc.abstractmethod
-    def pack(self, x: jax.Array) -> Packed:
-        """Packs the argument."""
+    def pack(self, args: Sequence[jax.Array]) -> Packed:
+        """Packs the argument, and those beside it.
+
+        Args:
+            args: all arguments.
+        """
 
     @abc.abstractmethod
     def run(self, packed: Packed, args: Sequence[jax.Array]) -> jax.Array:
-        """Computes what the function computes, without reading the argument.
+        """Computes what the function computes, without reading what is packed.
 
         Args:
             packed: the packed argument.

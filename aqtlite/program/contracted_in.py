@@ -20,7 +20,7 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 _PRODUCT = re.compile(
     r"(?P<operation>stablehlo\.dot_general|stablehlo\.convolution|chlo\.ragged_dot"
-    r"|@__op\$block_scaled_dot|@aqtlite_int4_\w+)\W.* : \((?P<types>tensor<.*>)\) ->"
+    r"|@__op\$block_scaled_dot|@aqtlite_panels_\w+)\W.* : \((?P<types>tensor<.*>)\) ->"
 )
 _PAIRS = re.compile(
     r"stablehlo\.bitcast_convert\W.* : \(tensor<[\dx]*xi4>\) -> tensor<[\dx]*xui8>"
@@ -64,7 +64,7 @@ def products(function: Callable[..., Any], *args: Any, platform: str) -> list[st
         suffix = ", block-scaled" if "block_scaled" in match["operation"] else ""
         if has_pairs and {lhs, rhs} <= {"int8", "uint8"}:
             suffix = ", int4 in pairs"
-        if "aqtlite_int4" in match["operation"]:
+        if "aqtlite_panels" in match["operation"]:
             lhs, rhs, suffix = rhs, lhs, ", by a kernel"
         found.append(f"{lhs} x {rhs}{suffix}")
     return list(dict.fromkeys(found))

@@ -7,7 +7,7 @@ import re
 from aqtlite.reporting.hlo import Array, Computation, Instruction, Module, Run
 
 _KERNELS = re.compile(r"gemm|matmul|conv|_dot\b", re.I)
-_INT4 = re.compile(r"^aqtlite_int4_(\d+)_")
+_INT4 = re.compile(r"^aqtlite_panels_\d+_(\d+)_")
 """Target of this library's own kernel of int4 (`lowering.forms`), with the number
 of digits of the other operand."""
 

@@ -47,14 +47,17 @@ def batches():
 
 
 def cases():
-    for axes in (0, 1), (0,):
+    """Those per tensor are compiled as users compile: their bits survive fusion."""
+    for axes, code in ((0, 1), "users"), ((0,), "quick"):
+        marks = pytest.mark.code(code)
         for name, how in SYMMETRIC.items():
             for grid in SYMMETRIC_GRIDS:
                 if grid.arithmetic == "integer" or "mse" not in name:
-                    yield pytest.param(how, grid, axes, id=f"{name} {grid} {axes}")
+                    case = f"{name} {grid} {axes}"
+                    yield pytest.param(how, grid, axes, id=case, marks=marks)
         for name, how in AFFINE.items():
             grid = numerics.IntAffine(bits=4)
-            yield pytest.param(how, grid, axes, id=f"affine {name} {axes}")
+            yield pytest.param(how, grid, axes, id=f"affine {name} {axes}", marks=marks)
 
 
 @pytest.mark.parametrize(("how", "grid", "axes"), cases())

@@ -165,6 +165,7 @@ def test_an_element_is_the_same_in_arrays_of_any_size(name):
 EDGES = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 200, -200, 0.5], "f")
 
 
+@pytest.mark.code("quick")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
@@ -191,6 +192,7 @@ def test_edges(function):
     )
 
 
+@pytest.mark.code("quick")
 def test_angles_of_any_size():
     rng = np.random.default_rng(0)
     near = np.float32(1e5) + rng.uniform(-9, 9, 50)  # Reduced in another way from here.
@@ -204,6 +206,7 @@ def test_angles_of_any_size():
     assert np.isnan(run(no_angles)).all()
 
 
+@pytest.mark.code("quick")
 def test_edges_of_powers():
     bases, exponents = np.meshgrid(EDGES, np.array([*EDGES, 2, 3, -3], "f"))
     with np.errstate(all="ignore"):
@@ -255,6 +258,7 @@ def test_contractions_in_any_form_add_in_one_order():
     assert (out[6] == 0).all()
 
 
+@pytest.mark.code("quick")
 @pytest.mark.slow
 def test_gradients_of_contractions_in_other_forms_are_theirs():
     def loss(form, x, w):
@@ -315,6 +319,7 @@ CALLS = {
 }
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("name", mostly_slow(CALLS, "loops and branches"))
 def test_calls_and_their_derivatives(name):
     function = CALLS[name]
@@ -357,6 +362,7 @@ DERIVED = {
 }
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("name", mostly_slow(DERIVED, "exp and softmax"))
 def test_derivatives_are_made_of_the_values(name):
     function, x = DERIVED[name]

@@ -15,6 +15,9 @@ import aqtlite
 from aqtlite import config, noise
 from tests.common import MATMUL, normal, tensor
 
+# Compares with thresholds of statistics, and noise with noise of the same program.
+pytestmark = pytest.mark.code("quick")
+
 NOISY = {"preserve_max_val": True, "stochastic_rounding": True}
 X = normal((8, 32))
 KEYS = 4000

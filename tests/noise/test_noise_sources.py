@@ -16,6 +16,9 @@ from aqtlite import calibration, config, noise, numerics
 from tests.common import MATMUL, normal, tensor
 from tests.extensions import alternating
 
+# Compares with thresholds of statistics, and noise with noise of the same program.
+pytestmark = pytest.mark.code("quick")
+
 NOISY = {"preserve_max_val": True, "stochastic_rounding": True}
 GRIDS = {
     "int4": numerics.IntSymmetric(bits=4, **NOISY),
@@ -119,6 +122,7 @@ def test_equal_rows_are_rounded_alike_where_they_share_noise(source, key):
     assert (own != own[:1]).any(1)[1:].all()
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_bits_are_those_of_the_seed_in_every_program(source):
     seeds = jnp.arange(2 * 3, dtype=jnp.uint32).reshape(2, 3, 1) * jnp.uint32(77)

@@ -12,6 +12,9 @@ from aqtlite import Rule, config, quantize_function
 from aqtlite.program import unsummed
 from tests.common import mostly_slow, normal
 
+# Bits tell that the equations of the float function run.
+pytestmark = pytest.mark.code("quick")
+
 PRESETS = {
     name: preset.make()
     for name, preset in config.presets().items()

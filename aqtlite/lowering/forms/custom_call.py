@@ -48,8 +48,9 @@ _DATA, _SIZES = 24, 40
 _METADATA, _VERSION = 24, 24
 _FUNCTIONS = 48
 
-# Number of columns that threads take at least, as a product with the work of one.
-_WORK = 2**20
+# Number of columns that threads take at least, as a product with the work of one: some
+# 40 us. To wake a thread takes a good part of that.
+_WORK = 2**23
 
 
 @functools.cache
@@ -180,9 +181,15 @@ class Function(abc.ABC):
 
     def array(self, kind: Any, count: int, align: int = 8) -> Any:
         """Memory of a call of the function that is being written."""
-        made = self.at.alloca(kind, count)
-        made.align = align
-        return self._cast(made, self.pointer)
+        with self.at.goto_entry_block():
+            made = self.at.alloca(kind, count)
+            made.align = align
+            return self._cast(made, self.pointer)
+
+    def variable(self, kind: Any) -> Any:
+        """A variable that LLVM keeps in registers, where there are some left."""
+        with self.at.goto_entry_block():
+            return self.at.alloca(kind)
 
     def _cast(self, pointer: Any, kind: Any) -> Any:
         # To llvmlite, a cast from pointer to pointer is none.
@@ -363,5 +370,5 @@ class Function(abc.ABC):
         return self.at.atomic_rmw("add", where, self.long(value), "acq_rel")
 
 
-_VECTOR = 8
-"""Number of columns in a vector; a chunk has a multiple."""
+_VECTOR = 16
+"""Number of columns that are computed at a time; a chunk has a multiple."""

@@ -1,31 +1,38 @@
-"""Sums of products of int4 weights by a kernel, where there is one (`int4_kernel`).
+"""Sums of products of narrow weights by a kernel, where there is one (`int4_kernel`).
 
-The kernel reads weights as XLA stores them, so that nothing has to be packed. Sums of
-integers are exact, and scales are applied in the order of the forms of XLA: results are
-equal bit for bit. Without the kernel, `pairs` and loops over tiles compute them.
+The kernel reads int4, and int8 that have a scale for each tile, as XLA stores them, so
+that nothing has to be packed, and packed int8. Sums of integers are exact, and scales
+are applied in the order of the forms of XLA: results are equal bit for bit. Without the
+kernel, `pairs` and loops over tiles compute them.
 """
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.lowering import digits, exact
-from aqtlite.lowering.forms import custom_call, int4_kernel, pairs, processor
-from aqtlite.lowering.forms.int4_kernel import LANES, Kernel
+from aqtlite.lowering.forms import (
+    custom_call,
+    int4_kernel,
+    int4_panels,
+    products_of_bytes,
+)
+from aqtlite.lowering.forms.int4_kernel import Kernel
+from aqtlite.lowering.forms.int4_panels import PANEL
 from aqtlite.lowering.forms.int4_rows import BLOCK
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 
-# Up to this number of rows, int4 take less time than weights that are widened at once.
+# XLA:CPU writes int4 that are computed, as in training, one by one. More rows than
+# these are rather those of training than of a program that is given int4.
 _ROWS = 512
 
-# Sums of more products might leave int32.
-_PRODUCTS = 2**20
+# Sums of more products might leave int32, by bits of a weight.
+_PRODUCTS = {4: 2**20, 8: 2**16}
 
 _Typed = jax.Array | jax.ShapeDtypeStruct
 
@@ -41,36 +48,72 @@ def is_available(target: Target) -> bool:
 
 def runs_here() -> bool:
     """Returns True if the kernel is installed and this processor runs it."""
-    return processor.multiplies_bytes() and custom_call.is_available()
+    instructions = products_of_bytes.of_processor()
+    return instructions is not None and custom_call.is_available()
 
 
 def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if the kernel contracts operands: their last axes, rhs of int4."""
+    """Returns True if `sums` contracts operands: their last axes, rhs of int4."""
+    return rhs.dtype == jnp.int4 and takes_scaled(lhs, rhs, dims)
+
+
+def takes_scaled(
+    lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers, tiles: int = 1
+) -> bool:
+    """Returns True if `scaled_sums` contracts operands: rhs of int4 or int8."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
-    if rhs.dtype != jnp.int4 or batch or not is_last or 0 in lhs.shape:
+    if rhs.dtype not in (jnp.int4, jnp.int8) or batch or not is_last or 0 in lhs.shape:
         return False
     *columns, products = rhs.shape
-    is_whole = products % BLOCK == 0 and 0 < products <= _PRODUCTS
-    return is_whole and math.prod(columns) >= LANES
+    bits = jnp.iinfo(rhs.dtype).bits
+    return products % tiles == 0 and reads(math.prod(columns), products // tiles, bits)
+
+
+def reads(columns: int, products: int, bits: int) -> bool:
+    """Returns True if the kernel reads a matrix of weights.
+
+    Args:
+        columns: number of rows of the matrix.
+        products: number of weights of a row in a tile.
+        bits: bits of a weight.
+    """
+    is_whole = products % BLOCK == 0 and 0 < products <= _PRODUCTS[bits]
+    if bits == 8:  # Without dots, sums of two products saturate.
+        instructions = products_of_bytes.of_processor()
+        is_whole = is_whole and instructions is not None and instructions.has_dots
+    return is_whole and columns >= PANEL
 
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if `sums` takes operands, and less time than products of int8."""
+    """Returns True if `sums` takes operands, and less time than other forms do.
+
+    Of any number of rows, it does so of weights that are given, and packed.
+    """
     return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
 
 
 def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     """Contracts int4 or int8 with int4, both along their last axis, to int32."""
     products = rhs.shape[-1]
-    out = of_matrices(lhs.reshape(-1, products), rhs.reshape(-1, products))
+    weights = rhs.reshape(-1, products)
+    out = of_matrices(lhs.reshape(-1, products), weights, weights.shape[0])
     return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
 
 
-def of_matrices(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """Contracts rows of integers with rows of weights, int4 or `pairs.as_bytes`."""
-    kernel = Kernel(1, False, False, processor.adds_products_of_bytes())
-    return _call(kernel, weights, x.astype(jnp.int8))
+def of_matrices(
+    x: jax.Array, weights: jax.Array, columns: int, bits: int = 4
+) -> jax.Array:
+    """Contracts rows of integers with rows of weights, to int32.
+
+    Args:
+        x: int4 or int8, ``(rows, products)``.
+        weights: int4, ``(columns, products)``, or `int4_panels.of_weights` of int4 or
+            int8.
+        columns: number of rows of weights.
+        bits: bits of a weight.
+    """
+    return _call(weights, x.astype(jnp.int8), columns=columns, bits=bits)
 
 
 def sums_of_floats(
@@ -97,7 +140,7 @@ def scaled_sums(
 
     Args:
         lhs: int8, ``(rows, products)``.
-        rhs: int4, ``(columns, products)``.
+        rhs: int4 or int8, ``(columns, products)``.
         factors: float32, ``(rows, tiles)``, the scales of lhs.
         scales: float32, ``(columns, tiles)``.
 
@@ -114,7 +157,7 @@ def scaled_sums_of_floats(
 
     Args:
         lhs: floating, ``(rows, products)``.
-        rhs: int4, ``(columns, products)``.
+        rhs: int4 or int8, ``(columns, products)``.
         scales: float32, ``(columns, tiles)``.
         out_dtype: final dtype of the contraction.
     """
@@ -145,38 +188,68 @@ class _ScaledSums(TargetDependent):
 
     def lowered(self, target, rhs, lhs, *scales):
         del target
-        kernel = Kernel(
-            self.digits,
-            is_scaled=True,
-            is_single=lhs.shape[1] == scales[-1].shape[1] * BLOCK,
-            has_dots=processor.adds_products_of_bytes(),
-        )
-        return _call(kernel, rhs, lhs, *scales)
+        columns, bits = scales[-1].shape[0], jnp.iinfo(rhs.dtype).bits
+        return _call(rhs, lhs, *scales, columns=columns, bits=bits, digits=self.digits)
 
     def packing(self, known, types):
-        return _Bytes(self) if 0 in known else None
+        scales = frozenset({len(types) - 1})
+        return _Panels(self, tuple(known & scales)) if 0 in known else None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bytes(Packing):
-    """The same memory as bytes of two weights: XLA copies int4 one by one, in loops."""
+class _Panels(Packing):
+    """The weights in panels, and their scales if they are known."""
 
     function: _ScaledSums
+    beside: tuple[int, ...]
     argument = 0
 
     @property
     def layout(self):
         return type(self)
 
-    def pack(self, x):
-        return (pairs.as_bytes(x),)
+    def pack(self, args):
+        weights = int4_panels.of_weights(args[self.argument])
+        return weights, *(int4_panels.of_scales(args[i]) for i in self.beside)
 
     def run(self, packed, args):
-        return self.function.lowered(None, *packed, *args[1:])
+        weights, *beside = packed
+        own, *rows, scales = args
+        columns, bits = scales.shape[0], jnp.iinfo(own.dtype).bits
+        (scales,) = beside or (int4_panels.of_scales(scales),)
+        digits = self.function.digits
+        return _call(weights, *rows, scales, columns=columns, bits=bits, digits=digits)
 
 
-def _call(kernel: Kernel, rhs: jax.Array, lhs: jax.Array, *scales: jax.Array) -> Any:
-    dtype = jnp.float32 if kernel.is_scaled else jnp.int32
-    out = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[0]), dtype)
+def _call(
+    weights: jax.Array,
+    x: jax.Array,
+    *scales: jax.Array,
+    columns: int,
+    bits: int,
+    digits: int = 1,
+) -> jax.Array:
+    """Calls the kernel.
+
+    Args:
+        weights: int4 or int8, ``(columns, products)``, or `int4_panels.of_weights`.
+        x: its other operand.
+        scales: factors of rows and scales of columns, if sums are scaled.
+        columns: number of columns.
+        bits: bits of a weight.
+        digits: number of digits of an element of `x`.
+    """
+    instructions = products_of_bytes.of_processor()
+    assert instructions is not None
+    kernel = Kernel(
+        bits,
+        digits,
+        is_scaled=bool(scales),
+        is_single=bool(scales) and x.shape[1] == scales[-1].shape[1] * BLOCK,
+        is_packed=weights.dtype == jnp.uint8,
+        instructions=instructions,
+    )
+    dtype = jnp.float32 if scales else jnp.int32
+    out = jax.ShapeDtypeStruct((x.shape[0], columns), dtype)
     name = int4_kernel.registered(kernel)
-    return jax.ffi.ffi_call(name, out, vmap_method="sequential")(rhs, lhs, *scales)
+    return jax.ffi.ffi_call(name, out, vmap_method="sequential")(weights, x, *scales)

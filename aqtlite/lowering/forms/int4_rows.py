@@ -1,4 +1,4 @@
-"""The operand beside int4 weights, laid out for their kernel: rows of int8 or floats.
+"""The operand beside the weights, laid out for their kernel: rows of int8 or floats.
 
 Floats become the digits of `digits.of_floats`, by the same arithmetic, with a unit for
 each tile of a row. XLA would take several kernels for it, and one byte at a time.
@@ -9,14 +9,13 @@ from typing import Any
 
 from aqtlite.lowering.digits import BITS
 from aqtlite.lowering.forms import custom_call
+from aqtlite.lowering.forms.products_of_bytes import Instructions
 
 BLOCK = 32
 """Number of products that are summed before the sums are widened."""
 
 # As nibbles are widened: of each eight elements the even ones, then the odd ones.
 _ORDER = [i + j for i in range(0, BLOCK, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7)]
-
-_RAISED_BY = 8
 
 _MAGNITUDE, _INFINITY, _MANTISSA = 0x7FFFFFFF, 0x7F800000, 23
 
@@ -44,17 +43,37 @@ class Memory:
     """int8, ``(tiles, blocks, rows, digits, BLOCK)``."""
 
     offsets: Any
-    """-8 times the sums of values, int32, ``(tiles, rows, digits)``."""
+    """Sums of values, times what weights are raised by, negated: int32, ``(tiles, rows,
+    digits)``."""
 
     units: Any
     """Units of the digits of floats, float32, ``(rows, tiles)``."""
+
+    def from_row(
+        self, f: custom_call.Function, row: Any, digits: int, sizes: Sizes
+    ) -> "Memory":
+        """Returns pointers to what is written of a row and those behind it."""
+        lines = f.times(row, sizes.tiles)
+        return Memory(
+            f.offset(self.values, f.times(lines, sizes.blocks, BLOCK * digits)),
+            f.offset(self.offsets, f.times(lines, 4 * digits)),
+            f.offset(self.units, f.times(lines, 4)),
+        )
 
 
 class Rows:
     """Writes the instructions that lay out rows ``(rows, tiles * blocks * BLOCK)``."""
 
-    def __init__(self, function: custom_call.Function, digits: int, has_dots: bool):
-        self.f, self.digits, self.has_dots = function, digits, has_dots
+    def __init__(
+        self,
+        function: custom_call.Function,
+        bits: int,
+        digits: int,
+        instructions: Instructions,
+    ):
+        self.f, self.digits, self.instructions = function, digits, instructions
+        self.order = _ORDER if bits == 4 else list(range(BLOCK))
+        self.raised_by = 2 ** (bits - 1)
         ir = function.ir
         self.ints, self.floats, self.bytes = (
             ir.VectorType(kind, BLOCK)
@@ -100,7 +119,7 @@ class Rows:
             for i in range(digits):
                 total = f.load(sums, BLOCK * i, self.sums, BLOCK)
                 total = f.call("llvm.vector.reduce.add.v8i32", f.int, total)
-                total = f.at.mul(total, f.int(-_RAISED_BY))
+                total = f.at.mul(total, f.int(-self.raised_by))
                 f.store(total, memory.offsets, f.sum(place, 4 * i), 4)
 
     def _largest(self, start: Any, bound: Any, blocks: Any) -> Any:
@@ -134,7 +153,7 @@ class Rows:
         """The digits of a block, lowest first, in the order of widened weights."""
         f, at = self.f, self.f.at
         if reciprocal is None:
-            return [f.shuffled(f.load(x, 0, self.bytes), _ORDER)]
+            return [f.shuffled(f.load(x, 0, self.bytes), self.order)]
         scaled = at.fmul(f.load(x, 0, self.floats), reciprocal)
         anchored = at.fadd(scaled, f.constant(self.floats, _ANCHOR))
         rest = at.sub(
@@ -145,40 +164,11 @@ class Rows:
             low = at.ashr(at.shl(rest, left), left)
             out.append(low)
             rest = at.ashr(at.sub(rest, low), f.constant(self.ints, BITS))
-        return [f.shuffled(at.trunc(one, self.bytes), _ORDER) for one in (*out, rest)]
+        return [
+            f.shuffled(at.trunc(one, self.bytes), self.order) for one in (*out, rest)
+        ]
 
     def _added(self, total: Any, part: Any) -> Any:
-        return products(
-            self.f, self.has_dots, total, [(self.f.constant(self.bytes, 1), part)]
-        )
-
-
-_DOT = "llvm.x86.avx512.vpdpbusd.256"
-"""Of AVX512-VNNI and, on processors without AVX-512, AVX-VNNI."""
-
-
-def products(
-    f: custom_call.Function, has_dots: bool, total: Any, pairs: list[tuple[Any, Any]]
-) -> Any:
-    """Adds products of 32 uint8, up to 15, by int8, four to each int32 of `total`.
-
-    Args:
-        f: function that is being written.
-        has_dots: whether the processor adds four products at once (VNNI).
-        total: int32, 8 of them.
-        pairs: up to eight pairs of vectors of bytes.
-    """
-    if has_dots:
-        # Two sums do not wait for each other.
-        sums = [total, f.constant(total.type, 0)]
-        for i, (a, b) in enumerate(pairs):
-            sums[i % 2] = f.call(_DOT, total.type, sums[i % 2], a, b)
-        return sums[0] if len(pairs) == 1 else f.at.add(*sums)
-    halves = f.ir.VectorType(f.ir.IntType(16), BLOCK // 2)
-    part = None
-    for a, b in pairs:
-        # Two products are at most 2 * 15 * 128, and eight times that fits 16 bits.
-        one = f.call("llvm.x86.avx2.pmadd.ub.sw", halves, a, b)
-        part = one if part is None else f.at.add(part, one)
-    ones = f.constant(halves, 1)
-    return f.at.add(total, f.call("llvm.x86.avx2.pmadd.wd", total.type, part, ones))
+        f, how = self.f, self.instructions
+        ones, part = f.constant(self.sums, 0x01010101), f.at.bitcast(part, self.sums)
+        return how.finished(f, total, how.multiplied(f, how.started(total), ones, part))

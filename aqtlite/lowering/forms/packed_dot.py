@@ -7,6 +7,7 @@ these at every call: it is raised, or its part of the correction is known.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,15 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering import target
-from aqtlite.lowering.forms import cpu, int4_products, layouts, pairs, plain, processor
+from aqtlite.lowering.forms import (
+    cpu,
+    int4_panels,
+    int4_products,
+    layouts,
+    pairs,
+    plain,
+    processor,
+)
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import shape_of
@@ -29,6 +38,9 @@ _FEW_ROWS, _FEW_LONG_ROWS, _LONG = 32, 128, 2048
 # One row by up to this number of weights takes less time in float32: the kernels of
 # integers take longer to start. Sums of up to that many products of int8 are exact.
 _FEW_WEIGHTS, _EXACT_PRODUCTS = 2**14, 2**10
+
+# Up to this number of rows, the kernel of panels takes less time than XLA's dots.
+_PANEL_ROWS = 512
 
 # The kernels compute this number of rows, or of columns, at a time.
 _TILE, _ROWS = 16, 4
@@ -85,12 +97,19 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
+    bits, columns = 4 if is_int4 else 8, size // max(products, 1)
+    has_panels = int4_products.runs_here() and rows > 0
+    has_panels = has_panels and int4_products.reads(columns, products, bits)
+    if is_int4 and has_panels:
+        return _Panels(argument, contracting[of_weight], shapes[of_weight])
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
         return None
     if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
         return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
+    if has_panels and rows <= _PANEL_ROWS:
+        return _PanelsOfInt8(argument, contracting[of_weight], shapes[of_weight])
     if rows == 0 or size < _worthwhile(rows):
         return None
     form: type[_WithWeights]
@@ -127,8 +146,9 @@ class _WithWeights(Packing):
     def layout(self):
         return type(self), self.contracting
 
-    def matrix(self, weights: jax.Array) -> jax.Array:
+    def matrix(self, args: Sequence[jax.Array]) -> jax.Array:
         """The weights as a matrix of a row for each of their remaining elements."""
+        weights = args[self.argument]
         order = (*self._remaining, *self.contracting)
         products = math.prod(self.shape[axis] for axis in self.contracting)
         return weights.transpose(order).reshape(-1, products)
@@ -163,8 +183,8 @@ class _WithWeights(Packing):
 class _FloatWeights(_WithWeights):
     """Weights as float32, whose products with integers have exact sums."""
 
-    def pack(self, x):
-        return (self.matrix(x).T.astype(jnp.float32),)
+    def pack(self, args):
+        return (self.matrix(args).T.astype(jnp.float32),)
 
     def sums(self, packed, x):
         (weights,) = packed
@@ -178,8 +198,8 @@ class _RaisedWeights(_WithWeights):
     The sums of the rows of zeros are the correction.
     """
 
-    def pack(self, x):
-        weights = self.matrix(x)
+    def pack(self, args):
+        weights = self.matrix(args)
         zeros = _TILE - weights.shape[0] % _TILE
         return (cpu.offset_by_128(plain.with_zeros(weights, 0, zeros)),)
 
@@ -196,8 +216,8 @@ class _RaisedWeights(_WithWeights):
 class _SummedWeights(_WithWeights):
     """Weights with 128 times their sums, the correction for rows raised by 128."""
 
-    def pack(self, x):
-        weights = self.matrix(x)
+    def pack(self, args):
+        weights = self.matrix(args)
         return weights, 128 * jnp.sum(weights, axis=1, dtype=jnp.int32)
 
     def sums(self, packed, x):
@@ -209,13 +229,29 @@ class _SummedWeights(_WithWeights):
 class _Pairs(_WithWeights):
     """int4 weights as bytes, each of two."""
 
-    def pack(self, x):
-        return (pairs.as_bytes(self.matrix(x)),)
+    def pack(self, args):
+        return (pairs.as_bytes(self.matrix(args)),)
 
     def sums(self, packed, x):
         (weights,) = packed
-        matrix = jax.ShapeDtypeStruct((weights.shape[0], x.shape[1]), jnp.int4)
-        has_kernel = int4_products.runs_here()
-        if has_kernel and int4_products.has_fast_sums(x, matrix, _MATRICES):
-            return int4_products.of_matrices(x, weights)
         return pairs.sums(x, weights)
+
+
+class _Panels(_WithWeights):
+    """int4 weights as their kernel reads them."""
+
+    bits = 4
+
+    def pack(self, args):
+        return (int4_panels.of_weights(self.matrix(args)),)
+
+    def sums(self, packed, x):
+        (weights,) = packed
+        columns = math.prod(self.shape[axis] for axis in self._remaining)
+        return int4_products.of_matrices(x, weights, columns, self.bits)
+
+
+class _PanelsOfInt8(_Panels):
+    """int8 weights as the kernel reads them."""
+
+    bits = 8

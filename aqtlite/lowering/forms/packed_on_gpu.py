@@ -52,8 +52,8 @@ class _LaidOut(Packing):
     def layout(self):
         return type(self)
 
-    def pack(self, x):
-        return (x,)
+    def pack(self, args):
+        return (args[self.argument],)
 
     def run(self, packed, args):
         lhs, rhs = packed[0], args[1]

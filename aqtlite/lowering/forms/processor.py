@@ -76,6 +76,12 @@ def adds_products_of_bytes() -> bool:
 
 
 @functools.cache
+def has_avx512_vnni() -> bool:
+    """Returns True if the processor adds such products in vectors of 512 bits."""
+    return "avx512_vnni" in _flags(_CPUINFO)
+
+
+@functools.cache
 def has_slow_dots_of_bytes() -> bool:
     """Returns True if int8 by int8 takes the time of float32 by float32, or more.
 

@@ -68,8 +68,8 @@ def pack(
     chosen = list(first.values())
     number = {one.key: i for i, one in enumerate(chosen)}
     packed = _packed(closed, variables, chosen) if chosen else []
-    unread = {one.site.location: {one.packing.argument} for one in found}
-    of_packed = frozenset().union(*(one.origin.inputs for one in found))
+    unread = {one.site.location: set(one.arguments) for one in found}
+    of_packed = frozenset().union(*(x.inputs for one in found for x in one.origins))
     read = analysis.read_inputs(closed, range(count), unread)
     rest = {i: x for i, x in enumerate(variables) if i in read or i not in of_packed}
     small = [i for i in rest if i in scales]
@@ -105,27 +105,34 @@ class _Found:
     packing: Packing
 
     @property
-    def origin(self) -> Origin:
-        """The origin of the argument."""
-        return self.site.operands[self.packing.argument]
+    def arguments(self) -> tuple[int, ...]:
+        """The arguments that are packed."""
+        return self.packing.argument, *self.packing.beside
+
+    @property
+    def origins(self) -> list[Origin]:
+        """The origins of these arguments."""
+        return [self.site.operands[i] for i in self.arguments]
 
     @property
     def per_step(self) -> tuple[bool, ...]:
         """Whether each scan around the equation has an argument for every step."""
         loops = range(len(self.site.per_step))
-        return tuple(Loop(depth, False) in self.origin.needed for depth in loops)
+        needed = frozenset().union(*(one.needed for one in self.origins))
+        return tuple(Loop(depth, False) in needed for depth in loops)
 
     @property
     def key(self) -> Hashable:
         """Equal for equations that share a packed argument."""
-        return self.origin.identity, self.per_step, self.packing.layout
+        identities = tuple(one.identity for one in self.origins)
+        return identities, self.per_step, self.packing.layout
 
     def record(
         self, jaxpr: Any, values: Sequence[Any], given: None
     ) -> tuple[list[Any], Packed]:
         """Evaluates the equation, of any jaxpr, and returns the packed argument too."""
         del given
-        packed = self.packing.pack(values[self.packing.argument])
+        packed = self.packing.pack(values)
         return equations.evaluate(jaxpr, self.site.eqn, values), packed
 
     def run(self, values: Sequence[Any], given: Packed) -> tuple[list[Any], None]:

@@ -22,7 +22,7 @@ takes 2 to 30 us, and on one thread 1.
 _FEW = 2**15
 
 # They read weights and choose their threads themselves.
-_PRODUCTS = {"dot_general", "ragged_dot_general"}
+_PRODUCTS = {"dot_general", "ragged_dot_general", "ffi_call"}
 
 # They compute nothing: XLA fuses them into the loops that read them, or copies.
 _MOVES = {

@@ -12,6 +12,9 @@ import aqtlite
 from aqtlite import config, lowering, numerics
 from tests.lowering.dots import contract, integer_dot, mixed_dot
 
+# Sums of integers, and programs that are not compiled.
+pytestmark = pytest.mark.code("quick")
+
 MATMUL = (((1,), (0,)), ((), ()))
 
 

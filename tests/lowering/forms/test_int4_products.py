@@ -1,4 +1,4 @@
-"""The kernel of int4 weights: its bits are those of XLA's forms."""
+"""The kernel of int4 and int8 weights: its bits are those of XLA's forms."""
 
 import importlib.metadata
 import re
@@ -11,11 +11,17 @@ import pytest
 
 import aqtlite
 from aqtlite import config, extras
-from aqtlite.lowering.forms import custom_call, int4_products, processor
+from aqtlite.lowering.forms import (
+    custom_call,
+    int4_products,
+    processor,
+    products_of_bytes,
+)
+from aqtlite.lowering.forms.products_of_bytes import Instructions
 from tests import common
 
 LAST_AXES = ((1,), (1,)), ((), ())
-NAME = "aqtlite_int4"
+NAME = "aqtlite_panels"
 
 
 def integers(shape, largest, seed=0):
@@ -40,22 +46,31 @@ def test_it_runs_wherever_llvm_and_avx2_are():
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [
-        pytest.param(1, 8, id="one row and vector"),
+        pytest.param(1, 16, id="one row and panel"),
         pytest.param(37, 21, id="columns that are no whole vector"),
         pytest.param(64, 1040, id="columns that threads divide"),
     ],
 )
-@pytest.mark.parametrize("has_dots", [False, True])
-def test_sums_are_exact_at_the_largest_magnitudes(rows, columns, has_dots, monkeypatch):
-    """By the instructions of AVX2 and of VNNI."""
-    if has_dots and not processor.adds_products_of_bytes():
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("instructions", Instructions)
+def test_sums_are_exact_at_the_largest_magnitudes(
+    rows, columns, instructions, bits, monkeypatch
+):
+    widest = products_of_bytes.of_processor()
+    if widest is None or instructions > widest:
         return
-    monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: has_dots)
-    x, w = integers((rows, 512), 128), integers((columns, 512), 8, seed=1)
-    x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-8], [7]]
-    sums = jax.jit(lambda x, w: int4_products.sums(x, w.astype(jnp.int4), LAST_AXES))
-    if not int4_products.runs_here():
+    monkeypatch.setattr(products_of_bytes, "of_processor", lambda: instructions)
+    largest = 2 ** (bits - 1)
+    x, w = integers((rows, 512), 128), integers((columns, 512), largest, seed=1)
+    x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-largest], [largest - 1]]
+    if not int4_products.runs_here() or not int4_products.reads(columns, 512, bits):
         return
+
+    @jax.jit
+    def sums(x, w):
+        w = w.astype(f"int{bits}")
+        return int4_products.of_matrices(x, w, columns, bits)
+
     for _ in range(20):  # Threads start in another order each time.
         np.testing.assert_array_equal(sums(x, w), x.astype(int) @ w.T.astype(int))
 
@@ -68,6 +83,10 @@ def test_served_equals_trained_with_and_without(without_kernel):
         "weight_only_64": in_blocks(config.weight_only(4), 64),
         "w4a8_32": in_blocks(config.w4a8(), 32),
         "w4a4_64": in_blocks(config.fully_quantized(fwd_bits=4), 64),
+        "w8": config.weight_only(8),
+        "w8_32": in_blocks(config.weight_only(8), 32),
+        "w8a8": config.qat(8),
+        "w8a8_64": in_blocks(config.qat(8), 64),
     }
     weights = {name: common.normal((128, 27), i) for i, name in enumerate(cfgs)}
     x = common.normal((2, 9, 128))
@@ -88,10 +107,14 @@ def test_served_equals_trained_with_and_without(without_kernel):
     program = aqtlite.compile_serving(serve, serving, x)
     kernel = [jax.jit(function)(weights, x), call(serving, x), program(x)]
     dtypes = [x.dtype for x in jax.tree.leaves(program.compiled.in_avals)]
-    # Blocks are packed in any case.
-    assert dtypes.count(jnp.uint8) == (5 if int4_products.runs_here() else 4)
+    of_int4, of_int8 = 0, 0
+    if int4_products.runs_here():
+        of_int4, of_int8 = 5, 4 * int4_products.reads(27, 128, 8)
+    # Blocks of int4 are packed in any case.
+    assert dtypes.count(jnp.uint8) == (of_int4 or 4) + of_int8
     calls = call.lower(serving, x).as_text().count(NAME)
-    assert calls == (len(cfgs) if int4_products.runs_here() else 0)
+    # XLA's products of int8 by int8 are as fast for weights as they are.
+    assert calls == of_int4 + (of_int8 and of_int8 - 1)
     without_kernel()
     call = jax.jit(lambda *args: serve(*args))
     assert NAME not in call.lower(serving, x).as_text()
@@ -100,7 +123,7 @@ def test_served_equals_trained_with_and_without(without_kernel):
 
 
 def test_what_is_not_finite_stays_so(without_kernel):
-    w = common.normal((8, 64))
+    w = common.normal((16, 64))
     x = common.normal((4, 64)).at[1, 3].set(jnp.nan).at[2, 5].set(jnp.inf).at[3].set(0)
     dot = aqtlite.make_dot_general(in_blocks(config.weight_only(4), 32))
     got = jax.jit(lambda x, w: dot(x, w, LAST_AXES))(x, w)
@@ -113,7 +136,7 @@ def test_what_is_not_finite_stays_so(without_kernel):
 def test_transformations_and_targets_it_is_not_for(without_kernel):
     cfg = in_blocks(config.weight_only(4), 32)
     dot = aqtlite.make_dot_general(cfg)
-    x, w = common.normal((3, 4, 64)), common.normal((8, 64))
+    x, w = common.normal((3, 4, 64)), common.normal((16, 64))
 
     def layers(x, w):
         return jax.vmap(lambda x: dot(x, w, LAST_AXES))(x)
@@ -143,7 +166,7 @@ def test_transformations_and_targets_it_is_not_for(without_kernel):
     ("lhs", "rhs", "dims"),
     [
         pytest.param((2, 40), (8, 40), LAST_AXES, id="products in no whole block"),
-        pytest.param((2, 32), (7, 32), LAST_AXES, id="less than a vector"),
+        pytest.param((2, 32), (15, 32), LAST_AXES, id="less than a panel"),
         pytest.param((0, 32), (8, 32), LAST_AXES, id="no rows"),
         pytest.param((2, 32), (32, 8), (((1,), (0,)), ((), ())), id="first axis"),
     ],

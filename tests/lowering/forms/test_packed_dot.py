@@ -7,11 +7,17 @@ import pytest
 from jax import lax
 
 from aqtlite.lowering import packing_of
-from aqtlite.lowering.forms import packed_dot, processor
+from aqtlite.lowering.forms import int4_products, packed_dot, processor
 
 pytestmark = pytest.mark.code("quick")
 
 NK = ((1,), (1,)), ((), ())
+
+
+@pytest.fixture(autouse=True)
+def without_kernel(monkeypatch):
+    """The forms of XLA; the kernel has tests of its own (`test_int4_products`)."""
+    monkeypatch.setattr(int4_products, "runs_here", lambda: False)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +71,7 @@ def test_sums_are_equal(x, weights, dims, known, is_old, monkeypatch):
     if one is None:
         assert not is_old  # int8 by int8 is as fast there, for many rows.
         return
-    packed = jax.jit(one.pack)(args[known])
+    packed = jax.jit(one.pack)(args)
     unread = [None if i == known else arg for i, arg in enumerate(args)]
     got = jax.jit(lambda packed, args: one.run(packed, args))(packed, unread)
     assert (got == dot(*args, dims)).all()
@@ -96,7 +102,10 @@ def test_weights_are_raised_for_few_rows_only():
             jax.ShapeDtypeStruct((n, products), jnp.int8) for n in (rows, 512)
         )
         one = packing(x, weights, NK)
-        return one is not None and jax.eval_shape(one.pack, weights)[0].dtype == "uint8"
+        return (
+            one is not None
+            and jax.eval_shape(one.pack, (x, weights))[0].dtype == "uint8"
+        )
 
     assert is_raised(1, 1024)
     assert is_raised(32, 1024)

@@ -13,6 +13,9 @@ from aqtlite.lowering.forms import processor, tpu
 from tests.lowering.dots import integer_dot
 from tests.lowering.forms.test_gpu import lowered
 
+# Sums of integers, and programs that are not compiled.
+pytestmark = pytest.mark.code("quick")
+
 ROWS = (((0,), (0,)), ((), ()))
 
 

@@ -62,10 +62,17 @@ def test_a_convolution_of_floats_is_not_small():
     assert undivided.options_for(jax.make_jaxpr(conv)(x, kernel)) == {}
 
 
-@pytest.mark.parametrize(("rows", "width"), [(256, 64), (256, 256), (8, 512)])
-def test_a_serving_program_of_small_layers_has_no_divided_loops(rows, width):
-    """On one core, XLA divides none anyway."""
-    model = nn.Dense(width, dot_general=AqtDotGeneral(config.fully_quantized()))
+@pytest.mark.parametrize(
+    ("rows", "width", "cfg"),
+    [
+        (256, 64, config.fully_quantized()),
+        (256, 256, config.fully_quantized()),
+        (8, 512, config.w4a8()),
+    ],
+)
+def test_a_serving_program_of_small_layers_has_no_divided_loops(rows, width, cfg):
+    """On one core, XLA divides none anyway. The weights of 8 rows are large."""
+    model = nn.Dense(width, dot_general=AqtDotGeneral(cfg))
     x = jax.random.normal(jax.random.key(0), (rows, width))
     serving = convert(model, model.init(jax.random.key(1), x), x)
     program = aqtlite.compile_serving(model.apply, serving, x)

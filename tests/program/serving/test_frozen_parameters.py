@@ -18,6 +18,9 @@ from tests.checkpoint.support import save
 from tests.common import normal, quick_jit
 from tests.flax.support import init
 
+# Bits tell which arrays were stored, and a loss that it falls.
+pytestmark = pytest.mark.code("quick")
+
 CFG = config.weight_only()
 X = normal((4, 8))
 LAYERS = ("base", "lora_a", "lora_b")
@@ -177,6 +180,7 @@ def test_nnx_trains_what_is_left_in_float():
     assert np.asarray(serving.base.bias[...]).all()
 
 
+@pytest.mark.code("users")
 @every_way
 def test_the_compiled_program_computes_nothing_of_markers(way):
     params, run = way(CFG)

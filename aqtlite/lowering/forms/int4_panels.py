@@ -1,0 +1,128 @@
+"""Rows of int4 or int8 weights laid out in panels, as their kernel reads them.
+
+A panel has `PANEL` rows, of which it holds 32 bits each by turns: eight int4 that are
+multiplied by the same eight values, or four int8. Weights are raised, to be unsigned.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.lowering.forms import custom_call, pairs
+
+PANEL = 16
+"""Number of rows of weights in a panel."""
+
+WORD = 4
+"""Bytes of a row that lie together."""
+
+SIGNS = {4: 0x88888888, 8: 0x80808080}
+"""The bits of a word that raise weights of 4 or 8 bits, once they are flipped."""
+
+_QUAD = 4
+"""Number of words of a row that are read at a time."""
+
+
+def of_weights(weights: jax.Array) -> jax.Array:
+    """Returns int4 or int8, ``(rows, products)``, in panels."""
+    if weights.dtype == jnp.int4:
+        return of_bytes(pairs.as_bytes(weights), 4)
+    return of_bytes(lax.bitcast_convert_type(weights, jnp.uint8), 8)
+
+
+def of_bytes(weights: jax.Array, bits: int) -> jax.Array:
+    """Returns weights in panels.
+
+    The last panel ends with the last row, and may share rows with the one before it.
+
+    Args:
+        weights: uint8, at least `PANEL` rows of whole words.
+        bits: bits of a weight.
+
+    Returns:
+        uint8, ``(panels, bytes)``.
+    """
+    size = weights.shape[1]
+    words = _in_panels(weights.reshape(-1, size // WORD, WORD))
+    return lax.bitwise_xor(
+        words.reshape(-1, PANEL * size), np.uint8(SIGNS[bits] & 0xFF)
+    )
+
+
+def of_scales(scales: jax.Array) -> jax.Array:
+    """Returns float32 ``(rows, tiles)`` in panels, ``(panels, tiles, PANEL)``."""
+    return _in_panels(scales)
+
+
+def _in_panels(x: jax.Array) -> jax.Array:
+    rows = x.shape[0]
+    whole = rows - rows % PANEL
+    if rows != whole:
+        x = jnp.concatenate([x[:whole], x[rows - PANEL :]])
+    return jnp.moveaxis(x.reshape(-1, PANEL, *x.shape[1:]), 1, 2)
+
+
+def lay_out(
+    f: custom_call.Function, rows: Any, words: Any, panel: Any, flipped: int = 0
+) -> None:
+    """Writes the instructions that lay out a panel of words.
+
+    Args:
+        f: function that is being written.
+        rows: pointer to `PANEL` rows, one behind another.
+        words: number of words of a row, at least one.
+        panel: pointer to where the panel goes.
+        flipped: bits to flip in each word.
+    """
+    at, size = f.at, f.times(words, WORD)
+    whole = at.and_(words, f.long(-_QUAD))
+    for half in range(2):
+        with _if_any(f, 0, whole), f.loop(0, whole, _QUAD) as word:
+            _four_words(f, rows, size, word, panel, half, flipped)
+    with _if_any(f, whole, words), f.loop(whole, words) as word:
+        for row in range(PANEL):
+            place = f.sum(f.times(size, row), f.times(word, WORD))
+            value = at.xor(f.load(rows, place, f.int), f.int(flipped))
+            f.store(value, panel, f.times(f.sum(f.times(word, PANEL), row), WORD))
+
+
+def _if_any(f: custom_call.Function, start: Any, stop: Any) -> Any:
+    return f.at.if_then(f.at.icmp_signed("<", f.sum(start, 0), stop))
+
+
+def _four_words(
+    f: custom_call.Function,
+    rows: Any,
+    size: Any,
+    word: Any,
+    panel: Any,
+    half: int,
+    flipped: int,
+) -> None:
+    """Lays out four words of each row of half a panel."""
+    eight = f.ir.VectorType(f.int, 2 * _QUAD)
+    where = f.offset(rows, f.sum(f.times(size, 2 * _QUAD * half), f.times(word, WORD)))
+    quads = [
+        f.load(where, f.times(size, i), f.ir.VectorType(f.int, 4))
+        for i in range(2 * _QUAD)
+    ]
+    # Rows i and i + 4 in one vector, then transposed within both halves.
+    both = [
+        f.shuffled(quads[i], list(range(8)), quads[i + _QUAD]) for i in range(_QUAD)
+    ]
+    low, high = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
+    a, b = (f.shuffled(both[0], order, both[1]) for order in (low, high))
+    c, d = (f.shuffled(both[2], order, both[3]) for order in (low, high))
+    first, second = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
+    columns = [
+        f.shuffled(one, order, other)
+        for one, other in ((a, c), (b, d))
+        for order in (first, second)
+    ]
+    for i, column in enumerate(columns):
+        place = f.times(f.sum(word, i), PANEL * WORD)
+        raised = f.at.xor(column, f.constant(eight, flipped))
+        f.store(raised, panel, f.sum(place, 2 * _QUAD * WORD * half))
