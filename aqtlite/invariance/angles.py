@@ -4,6 +4,7 @@ A multiple of pi / 2 is taken off, and what is left goes into the polynomials of
 Cephes library (S. Moshier, single precision).
 """
 
+import dataclasses
 import functools
 import itertools
 
@@ -14,6 +15,8 @@ from jax import lax
 
 from aqtlite.invariance.arithmetic import Written, polynomial, where
 from aqtlite.invariance.rounding import mul
+from aqtlite.lowering import exact
+from aqtlite.lowering.target import OnCpu
 
 _f, _u = np.float32, np.uint32
 
@@ -133,3 +136,41 @@ def _slope_of_sin(y, x):
 
 SIN = Written(lax.sin, functools.partial(_sin_from, 0), _slope_of_sin)
 COS = Written(lax.cos, functools.partial(_sin_from, 1), lambda y, x: (-SIN(x),))
+
+
+def sine(x: jax.Array) -> jax.Array:
+    """Returns the sine, in the kernel of the cosine."""
+    return _Together(0)(SIN(x), COS(x))
+
+
+def cosine(x: jax.Array) -> jax.Array:
+    """Returns the cosine, in the kernel of the sine."""
+    return _Together(1)(SIN(x), COS(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Together(OnCpu):
+    """One of two arrays that are computed in one kernel, each for the other's sake.
+
+    Where a program reads both, as rotary embeddings do, XLA finds the kernel twice, and
+    the reduction of an argument twice in it, and keeps one of each.
+    """
+
+    number: int
+
+    def reference(self, *both):
+        return lax.optimization_barrier(both)[self.number]
+
+    def on_cpu(self, is_whole, *both):
+        del is_whole
+        return exact.on_squeezed(self._later, *both)
+
+    def _later(self, *both):
+        return exact.later_of_two(*both)[self.number]
+
+    def type_of(self, *both):
+        return both[self.number]
+
+    def tangent(self, out, args, tangents):
+        del out, args
+        return tangents[self.number]

@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from aqtlite.contraction.differentiation import SCOPE
-from aqtlite.invariance import rules
+from aqtlite.invariance import known, rules
 from aqtlite.jaxpr import equations, registry, rewriting, scopes
 from aqtlite.jaxpr.replacement import Location, Replacement
 
@@ -60,9 +62,9 @@ def find(closed: core.ClosedJaxpr, others: Collection[Location] = ()) -> Forms:
     replacements: dict[Location, Replacement] = {}
     counts: collections.Counter[str] = collections.Counter()
     refused = []
-    for one in _equations(closed, _Place((), "", 0), frozenset(others)):
+    for one in _equations(closed, _Place((), "", 0), frozenset(others), {}):
         try:
-            rule = rules.rule_of(one.eqn)
+            rule = one.rule
             if rule is not None and one.place.is_in_condition:
                 raise rules.NoForm(
                     f"{one.eqn.primitive.name} in the condition of a while loop has no "
@@ -74,8 +76,11 @@ def find(closed: core.ClosedJaxpr, others: Collection[Location] = ()) -> Forms:
             continue
         if rule is not None and not one.is_rounded_already:
             counts[one.eqn.primitive.name] += 1
+            function = functools.partial(_evaluated, rule, one.eqn)
+            if one.results is not None:
+                function = functools.partial(_constant, one.results)
             replacements[one.location] = Replacement(
-                functools.partial(_evaluated, rule, one.eqn),
+                function,
                 per_step=(False,) * one.place.num_scans,
             )
     return Forms(replacements, counts, tuple(dict.fromkeys(refused)))
@@ -86,6 +91,13 @@ def _evaluated(
 ) -> tuple[list[jax.Array], None]:
     del given
     return rules.apply(rule, eqn, values), None
+
+
+def _constant(
+    results: Sequence[np.ndarray], values: Sequence[Any], given: Any
+) -> tuple[list[jax.Array], None]:
+    del values, given
+    return [jnp.asarray(x) for x in results], None
 
 
 _ROUNDED_IN_CONTRACTIONS = frozenset(
@@ -104,13 +116,29 @@ class _Place(NamedTuple):
     is_in_condition: bool = False
 
 
-class _Equation(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Equation:
     """An equation that is no call, loop or branch."""
 
     eqn: Any
     location: Location
     scope: str
     place: _Place
+    inputs: Sequence[np.ndarray | None]
+    """Values that depend on no input of the program; None for others."""
+
+    @functools.cached_property
+    def rule(self) -> rules.Rule | None:
+        """The form; None if nothing is rounded. Raises `rules.NoForm`."""
+        return rules.rule_of(self.eqn)
+
+    @functools.cached_property
+    def results(self) -> list[np.ndarray] | None:
+        """The results, if they depend on no input, either; else None."""
+        values = [x for x in self.inputs if x is not None]
+        if len(values) < len(self.inputs) or self.is_rounded_already:
+            return None
+        return known.results(self.eqn, self.rule, values)
 
     @property
     def is_rounded_already(self) -> bool:
@@ -120,16 +148,31 @@ class _Equation(NamedTuple):
 
 
 def _equations(
-    closed: core.ClosedJaxpr, place: _Place, others: frozenset[Location]
+    closed: core.ClosedJaxpr,
+    place: _Place,
+    others: frozenset[Location],
+    values: dict[Any, np.ndarray | None],
 ) -> Iterator[_Equation]:
+    """Yields the equations.
+
+    Args:
+        closed: the program.
+        place: where it is.
+        others: locations of equations to leave out.
+        values: values of variables that depend on no input, to which those of the
+            results are added.
+    """
     for number, eqn in enumerate(closed.jaxpr.eqns):
         scope = scopes.join(place.scope, scopes.text_of(eqn))
         bodies = _bodies(eqn)
         location = (*place.location, (number, 0))
         if location in others:
             continue
+        inputs = [_value(atom, values) for atom in eqn.invars]
         if not bodies:
-            yield _Equation(eqn, location, scope, place)
+            one = _Equation(eqn, location, scope, place, inputs)
+            yield one
+            values.update(zip(eqn.outvars, one.results or (), strict=False))
         kind = equations.kind_of(eqn)
         for index, body in enumerate(bodies):
             inside = _Place(
@@ -138,7 +181,19 @@ def _equations(
                 place.num_scans + (kind in ("scan", "vmap")),
                 place.is_in_condition or (kind == "while" and index == 0),
             )
-            yield from _equations(body, inside, others)
+            is_call = equations.called_body(eqn) is not None
+            of_body: dict[Any, np.ndarray | None] = {}
+            if is_call:
+                of_body.update(zip(body.jaxpr.invars, inputs, strict=True))
+            yield from _equations(body, inside, others, of_body)
+            if is_call:
+                found = (_value(atom, of_body) for atom in body.jaxpr.outvars)
+                values.update(zip(eqn.outvars, found, strict=True))
+
+
+def _value(atom: Any, values: Mapping[Any, np.ndarray | None]) -> np.ndarray | None:
+    """Returns the value of an atom; None where it depends on an input."""
+    return known.literal(atom) if isinstance(atom, core.Literal) else values.get(atom)
 
 
 def _bodies(eqn: Any) -> list[core.ClosedJaxpr]:

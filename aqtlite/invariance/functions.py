@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.invariance.angles import COS, SIN
 from aqtlite.invariance.arithmetic import (
     Written,
     div,
@@ -294,7 +293,5 @@ UNARY = {
     "erf": Written(lax.erf, _erf, _slope_of_erf),
     "erfc": Written(lax.erfc, _erfc, lambda y, x: (-_slope_of_erf(y, x)[0],)),
     "erf_inv": Written(lax.erf_inv, _erf_inv, _slope_of_erf_inv),
-    "sin": SIN,
-    "cos": COS,
 }
 """Functions of one argument, by the name of their primitive."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from aqtlite.invariance import arithmetic, devices, functions
+from aqtlite.invariance import angles, arithmetic, devices, functions
 from aqtlite.invariance.contractions import Dot
 from aqtlite.invariance.convolutions import Conv
 from aqtlite.invariance.pooling import ScatteredToChosen
@@ -188,6 +188,8 @@ def _scattered(params, source, x):
 
 _RULES: Mapping[str, Rule] = {
     **{name: _as_kernel(one) for name, one in functions.UNARY.items()},
+    "cos": _without_params(angles.cosine),
+    "sin": _without_params(angles.sine),
     **{name: _without_params(one) for name, one in arithmetic.ROOTS.items()},
     **_SUMS,
     **_OVER_AXES,

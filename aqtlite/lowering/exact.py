@@ -11,7 +11,7 @@ each shape, which would dominate tracing time.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import jax
@@ -165,7 +165,7 @@ class _FusionBarrier(OnCpu):
             # XLA:CPU computes with such floats by widening them.
             bits = self.on_cpu(is_whole, lax.bitcast_convert_type(x, jnp.uint8))
             return lax.bitcast_convert_type(bits, x.dtype)
-        return on_squeezed(_later_of_two, x)
+        return on_squeezed(lambda x: later_of_two(x)[0], x)
 
     def type_of(self, x):
         return x
@@ -180,18 +180,24 @@ class _ScaleBarrier(_FusionBarrier):
         return _ALGEBRAIC_BARRIER if is_single else self
 
 
-def _later_of_two(x: jax.Array) -> jax.Array:
+def later_of_two(*arrays: jax.Array) -> Sequence[jax.Array]:
+    """Returns arrays of one shape from a kernel that XLA:CPU fuses with no consumer.
+
+    It reduces two copies of each to the later one.
+    """
     # XLA makes one reduction of two that have equal operands, and fuses it.
-    copies = lax.broadcast(x, (2,))
-    position = lax.broadcasted_iota(jnp.int32, copies.shape, 0)
-    start = np.zeros((), x.dtype), np.int32(-1)
-    out: jax.Array = lax.reduce((copies, position), start, _later, (0,))[0]
-    return out
+    copies = tuple(lax.broadcast(x, (2,)) for x in arrays)
+    position = lax.broadcasted_iota(jnp.int32, copies[0].shape, 0)
+    start = *(np.zeros((), x.dtype) for x in arrays), np.int32(-1)
+    found: Sequence[jax.Array] = lax.reduce((*copies, position), start, _later, (0,))
+    return found[:-1]
 
 
-def _later(one, other):
-    is_later = lax.ge(other[1], one[1])
-    return lax.select(is_later, other[0], one[0]), lax.max(one[1], other[1])
+def _later(ones, others):
+    is_later = lax.ge(others[-1], ones[-1])
+    pairs = zip(ones[:-1], others[:-1], strict=True)
+    later = (lax.select(is_later, other, one) for one, other in pairs)
+    return *later, lax.max(ones[-1], others[-1])
 
 
 @dataclasses.dataclass(frozen=True)

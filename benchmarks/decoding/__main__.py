@@ -8,7 +8,9 @@ that are equal to those of the forward over whole sequences, (a) in the forward 
 training step, (b) token by token with a cache, (c) by chunks, (d) of one sequence
 alone, in training and decoding, and (e) with a longer cache. Then what each protection
 costs (`benchmarks.invariance_cost`), and what caches of few bits lose and take
-(`benchmarks.kv_caches`). Tunix's model needs the extra `models`, Qwix the extra `test`.
+(`benchmarks.kv_caches`), both in short: by themselves, these commands take longer. Most
+of the time is XLA's: 36 models of one layer, eight programs each. Tunix's model needs
+the extra `models`, Qwix the extra `test`.
 """
 
 import argparse
@@ -48,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     result.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    result.add_argument("--layers", type=int, default=Sizes().layers)
+    result.add_argument("--layers", type=int, default=1, help="(default: %(default)s)")
     result.add_argument(
         "--only-bits", action="store_true", help="no costs, and no caches of few bits"
     )
@@ -88,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for letter, text in comparisons.NAMES.items():
         console.print(f"  {letter}: {text}")
     if not asked.only_bits:
-        costs, caches = ["--each"], []
+        costs, caches = ["--each", "--seconds", "5"], ["--steps", "120"]
         if asked.quick:
             costs, caches = ["--width", "16", "--seconds", "0.1"], ["--quick"]
         invariance_cost.main(costs)
