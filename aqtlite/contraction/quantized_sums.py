@@ -115,5 +115,5 @@ def _quantize(
     # An operand that may be frozen is compiled alike, whether it is computed or given.
     # A given scale needs no barrier.
     if how.path == "fwd" and not is_given:
-        q = barriers.with_scale_barrier(q, one.tensor)
+        q = barriers.with_fusion_barrier(q, one.tensor)
     return Quantized(q, factor)

@@ -47,7 +47,7 @@ def quantized(
         q = poison.with_poisoned_scale(fixed, q, tensor, axes, path, state)
     # The contraction must read this scale like any operand's scale.
     if not isinstance(state, FixedScale):
-        q = barriers.with_fusion_barrier(q)
+        q = barriers.with_fusion_barrier(q, tensor)
     mask = gradient_mask(fixed, q)
     unrounded = x if mask is None else jnp.where(mask, x, fixed)
     return dataclasses.replace(q, unrounded=unrounded)

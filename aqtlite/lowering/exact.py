@@ -11,6 +11,7 @@ each shape, which would dominate tracing time.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from jax import lax
 from aqtlite.lowering.elementwise import Elementwise, ElementwiseOnTarget
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import OnCpu
+from aqtlite.shapes.sharding import explicit_sharding
 
 
 def algebraic_barrier(x: jax.Array) -> jax.Array:
@@ -33,9 +35,6 @@ def algebraic_barrier(x: jax.Array) -> jax.Array:
     the loop that reads `x`.
     """
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=24)
-
-
-_ALGEBRAIC_BARRIER = Elementwise(algebraic_barrier)
 
 
 def on_squeezed(
@@ -121,16 +120,39 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     return _FusionBarrier()(x)
 
 
-def scale_barrier(scale: jax.Array) -> jax.Array:
-    """Returns a scale, made of a maximum, float32, behind a `fusion_barrier`.
+def scale_barrier(scale: jax.Array, unit: float) -> jax.Array:
+    """Returns a scale behind a `fusion_barrier`.
 
-    Serving programs on a CPU open the barrier of a single scale (`compile_serving`): it
-    is a kernel beside that of the reciprocal, and XLA:CPU hands the kernels of a
-    program without such branches on faster. The consumers of a scale multiply by it
-    (`rounded_product`), which gives the same bits: LLVM does not know its sign, since
-    another kernel finds the maximum.
+    On CPUs, `reciprocal_at_barrier` of the same scale is found by the same kernel.
+
+    Args:
+        scale: float32, any shape.
+        unit: as for `reciprocal`.
     """
-    return _ScaleBarrier()(scale)
+    return _ScaleBarrier(unit)(scale)
+
+
+def reciprocal(scale: jax.Array, unit: float) -> jax.Array:
+    """Computes ``unit / scale``.
+
+    Args:
+        scale: float32, any shape.
+        unit: scaled value of one stored unit.
+    """
+    return on_squeezed(Elementwise(_quotient, (unit,)), scale)
+
+
+def reciprocal_at_barrier(scale: jax.Array, unit: float) -> jax.Array:
+    """Computes `reciprocal` of a scale that is also behind a `scale_barrier`.
+
+    One kernel less is compiled, and no kernels stand beside each other: XLA:CPU hands
+    on those of a program without branches faster.
+    """
+    return _ReciprocalAtBarrier(unit)(scale)
+
+
+def _quotient(unit: float, scale: jax.Array) -> jax.Array:
+    return lax.div(lax.full_like(scale, unit), scale)
 
 
 def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.Array:
@@ -171,13 +193,14 @@ class _FusionBarrier(OnCpu):
         return x
 
 
+@dataclasses.dataclass(frozen=True)
 class _ScaleBarrier(_FusionBarrier):
-    """A fusion barrier that a serving program opens for a single scale."""
+    """A fusion barrier that finds the reciprocal, too."""
 
-    def in_serving(self, types):
-        (scale,) = types
-        is_single = all(size == 1 for size in scale.shape)
-        return _ALGEBRAIC_BARRIER if is_single else self
+    unit: float
+
+    def on_cpu(self, is_whole, x):
+        return on_squeezed(lambda x: _with_reciprocal(x, self.unit)[0], x)
 
 
 def later_of_two(*arrays: jax.Array) -> Sequence[jax.Array]:
@@ -185,19 +208,54 @@ def later_of_two(*arrays: jax.Array) -> Sequence[jax.Array]:
 
     It reduces two copies of each to the later one.
     """
+    return _later_of_two(*map(_copies, arrays))
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReciprocalAtBarrier(OnCpu):
+    """The reciprocal that a `_ScaleBarrier` finds."""
+
+    unit: float
+
+    def reference(self, x):
+        return _quotient(self.unit, x)
+
+    def on_cpu(self, is_whole, x):
+        return on_squeezed(lambda x: _with_reciprocal(x, self.unit)[1], x)
+
+    def type_of(self, x):
+        return x
+
+
+def _copies(x: jax.Array) -> jax.Array:
+    return lax.broadcast(x, (2,))
+
+
+def _with_reciprocal(scale: jax.Array, unit: float) -> list[jax.Array]:
+    copies = _copies(scale)
+    # XLA would divide before it copies, in a kernel of its own, if both copies were.
+    is_later = lax.eq(_positions(copies), np.int32(1))
+    divisor = lax.select(is_later, copies, lax.full_like(copies, 1))
+    return _later_of_two(copies, _quotient(unit, divisor))
+
+
+def _positions(copies: jax.Array) -> jax.Array:
+    sharding = explicit_sharding(copies)
+    return lax.broadcasted_iota(jnp.int32, copies.shape, 0, out_sharding=sharding)
+
+
+def _later_of_two(*pairs: jax.Array) -> list[jax.Array]:
     # XLA makes one reduction of two that have equal operands, and fuses it.
-    copies = tuple(lax.broadcast(x, (2,)) for x in arrays)
-    position = lax.broadcasted_iota(jnp.int32, copies[0].shape, 0)
-    start = *(np.zeros((), x.dtype) for x in arrays), np.int32(-1)
-    found: Sequence[jax.Array] = lax.reduce((*copies, position), start, _later, (0,))
-    return found[:-1]
+    operands = (*pairs, _positions(pairs[0]))
+    start = (*(np.zeros((), x.dtype) for x in pairs), np.int32(-1))
+    *found, _ = lax.reduce(operands, start, _later, (0,))
+    return found
 
 
-def _later(ones, others):
-    is_later = lax.ge(others[-1], ones[-1])
-    pairs = zip(ones[:-1], others[:-1], strict=True)
-    later = (lax.select(is_later, other, one) for one, other in pairs)
-    return *later, lax.max(ones[-1], others[-1])
+def _later(one, other):
+    is_later = lax.ge(other[-1], one[-1])
+    found = map(functools.partial(lax.select, is_later), other[:-1], one[:-1])
+    return (*found, lax.max(one[-1], other[-1]))
 
 
 @dataclasses.dataclass(frozen=True)

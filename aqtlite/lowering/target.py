@@ -114,17 +114,6 @@ class TargetDependent(abc.ABC):
         del known, types
         return None
 
-    def in_serving(self, types: Sequence[jax.ShapeDtypeStruct]) -> "TargetDependent":
-        """Returns the function that serving programs on one CPU call in its place.
-
-        Results are equal, bit for bit.
-
-        Args:
-            types: shapes and dtypes of all arguments.
-        """
-        del types
-        return self
-
     def __call__(self, *args: Any) -> jax.Array:
         """Evaluates the function."""
         return _target_dependent_p.bind(*args, function=self)

@@ -1,33 +1,32 @@
 """Barriers around the scale of a quantized array."""
 
 import dataclasses
+from collections.abc import Callable
 
-import numpy as np
+import jax
 
-from aqtlite import calibration, config
+from aqtlite import config
 from aqtlite.lowering import exact
 from aqtlite.qtensor.qtensor import QTensor
 
+Reciprocal = Callable[[jax.Array, float], jax.Array]
+"""Function of a scale and the unit of its grid."""
 
-def with_fusion_barrier(q: QTensor) -> QTensor:
+
+def with_fusion_barrier(q: QTensor, tensor: config.Tensor) -> QTensor:
     """Keeps XLA from fusing the computation of the scale with its consumers."""
     if q.zero_point is not None:
         q = dataclasses.replace(q, zero_point=exact.fusion_barrier(q.zero_point))
-    return dataclasses.replace(q, scale=exact.fusion_barrier(q.scale))
+    scale = exact.scale_barrier(q.scale, tensor.grid.unit)
+    return dataclasses.replace(q, scale=scale)
 
 
-def with_scale_barrier(q: QTensor, tensor: config.Tensor) -> QTensor:
-    """`with_fusion_barrier` for an operand, whose scale multiplies sums."""
-    if q.zero_point is not None or not _is_of_maximum(tensor):
-        return with_fusion_barrier(q)
-    return dataclasses.replace(q, scale=exact.scale_barrier(q.scale))
+def reciprocal_for(path: str) -> Reciprocal:
+    """Returns how to find the reciprocal of an operand's scale.
 
-
-def _is_of_maximum(tensor: config.Tensor) -> bool:
-    """Whether scales are largest magnitudes times a constant.
-
-    A kernel of its own finds these. LLVM sees of some other scales that they are
-    positive (`exact.rounded_product`): of a constant one, or of a power of two.
+    Args:
+        path: path of the operand's config. The scales of a forward contraction are
+            behind a barrier.
     """
-    is_plain = not tensor.po2_scale and tensor.scale_dtype in (None, np.float32)
-    return is_plain and type(tensor.calibration) is calibration.AbsMax
+    is_forward = path.startswith("fwd.")
+    return exact.reciprocal_at_barrier if is_forward else exact.reciprocal

@@ -34,7 +34,8 @@ from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import checks, granularity
+from aqtlite.quantization import barriers, checks, granularity
+from aqtlite.quantization.barriers import Reciprocal
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.states import state_checks
 from aqtlite.quantization.states.fixed_scale import FixedScale
@@ -97,7 +98,9 @@ def quantize_array(
     if how.has_state or how.is_learned:
         calibrated = find_scale(x, tensor, axes, path, state)
         seed = _seed(x.shape, calibrated, tensor, path, seeds)
-        return round_to_grid(x, _constant(calibrated, tensor), tensor, seed)
+        known = _constant(calibrated, tensor)
+        reciprocal = barriers.reciprocal_for(path)
+        return round_to_grid(x, known, tensor, seed, reciprocal)
     *arrays, salt = seeds
     return _quantize(x, tensor, axes, path, salt, *arrays)
 
@@ -119,7 +122,9 @@ def _quantize(
     calibrated = _calibrate(x, tensor, axes, path)
     seeds = Seeds(seed, forward_scales, salt)
     noise_seed = _seed(x.shape, calibrated, tensor, path, seeds)
-    return _round_to_grid(x, _constant(calibrated, tensor), tensor, noise_seed)
+    known = _constant(calibrated, tensor)
+    reciprocal = barriers.reciprocal_for(path)
+    return _round_to_grid(x, known, tensor, noise_seed, reciprocal)
 
 
 def _constant(calibrated: Calibrated, tensor: config.Tensor) -> Calibrated:
@@ -265,13 +270,19 @@ def _negligible_where_zero(found: calibration.Range, scale: jax.Array) -> jax.Ar
 calibrate = jax.jit(_calibrate, static_argnames=("tensor_config", "axes", "path"))
 
 
-def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array:
+def scaled(
+    x: jax.Array,
+    scale: jax.Array,
+    grid: numerics.Numerics,
+    reciprocal: Reciprocal = exact.reciprocal,
+) -> jax.Array:
     """Scales an array for its grid: float32, times the reciprocal of its scale.
 
     Args:
         x: floating, any shape.
         scale: scale of the stored values, which broadcasts to the array.
         grid: grid of the stored values.
+        reciprocal: how to find the reciprocal of the scale.
     """
     values = exact.float32(x)
     if not grid.has_zero:
@@ -282,12 +293,7 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
         values = exact.algebraic_barrier(values)
         values, scale = values * shrink, scale * shrink
-    reciprocal = Elementwise(_quotient, (grid.unit,))
-    return _PRODUCT(values, exact.on_squeezed(reciprocal, scale))
-
-
-def _quotient(unit: float, scale: jax.Array) -> jax.Array:
-    return lax.div(lax.full_like(scale, unit), scale)
+    return _PRODUCT(values, reciprocal(scale, grid.unit))
 
 
 def _product(values: jax.Array, factor: jax.Array) -> jax.Array:
@@ -302,6 +308,7 @@ def _round_to_grid(
     calibrated: Calibrated,
     tensor_config: config.Tensor,
     seed: jax.Array | None,
+    reciprocal: Reciprocal = exact.reciprocal,
 ) -> QTensor:
     """Rounds an array with a known scale.
 
@@ -311,14 +318,15 @@ def _round_to_grid(
         tensor_config: grid, and the source and sharing of noise.
         seed: seed of the noise, constant along axes that share noise; None for a grid
             that needs no noise. See `noise.Noise.bits`.
+        reciprocal: how to find the reciprocal of the scale.
     """
     if tensor_config.blocks is not None and block_shapes.has_blocks(
         x.shape, calibrated.scale.shape
     ):
-        return _round_blocks(x, calibrated, tensor_config, seed)
+        return _round_blocks(x, calibrated, tensor_config, seed, reciprocal)
     grid = tensor_config.grid
     bits = None if seed is None else _noise(x.shape, seed, tensor_config)
-    stored = grid.round(scaled(x, calibrated.scale, grid), bits)
+    stored = grid.round(scaled(x, calibrated.scale, grid, reciprocal), bits)
     dtype = grid.storage_dtype if calibrated.zero_point is None else np.dtype("int32")
     checks.check_array(stored, f"{type(grid).__name__}.round", x.shape, dtype)
     if calibrated.zero_point is not None and grid.zero_point_range is not None:
@@ -331,7 +339,7 @@ def _round_to_grid(
     )
 
 
-round_to_grid = jax.jit(_round_to_grid, static_argnames="tensor_config")
+round_to_grid = jax.jit(_round_to_grid, static_argnames=("tensor_config", "reciprocal"))
 
 
 def _noise(
@@ -352,6 +360,7 @@ def _round_blocks(
     calibrated: Calibrated,
     tensor_config: config.Tensor,
     seed: jax.Array | None,
+    reciprocal: Reciprocal,
 ) -> QTensor:
     """Rounds an array with a scale for each block."""
     blocks = block_shapes.split(x, calibrated.scale.shape)
@@ -360,7 +369,7 @@ def _round_blocks(
     )
     if seed is not None and seed.ndim > 1:
         seed = block_shapes.split_keepdims(seed, x.shape, first=1)
-    q = _round_to_grid(blocks, of_blocks, tensor_config, seed)
+    q = _round_to_grid(blocks, of_blocks, tensor_config, seed, reciprocal)
     return dataclasses.replace(
         q,
         qvalue=block_shapes.merge(q.qvalue, like=x),

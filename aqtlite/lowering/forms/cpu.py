@@ -111,8 +111,10 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     is_unsigned = processor.multiplies_unsigned(rows) and not has_one_column
     products = dn.contraction_size(dims, lhs.shape)
     few = _FEW_ROWS if is_unsigned and can_reshape(lhs) else 1
+    is_copied = (is_unsigned or of.is_transposed) and not has_one_column
     has_few_rows = isinstance(rows, int) and (
-        rows <= few or (few > 1 and rows * products <= _FEW_BYTES)
+        rows <= few
+        or (is_copied and can_reshape(lhs) and rows * products <= _FEW_BYTES)
     )
     if (
         not (has_few_rows or has_one_column)

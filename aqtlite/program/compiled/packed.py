@@ -47,9 +47,8 @@ def pack(
 ) -> PackedCall | None:
     """Packs the variables of a call that runs on one device; None if nothing is gained.
 
-    Outputs are equal bit for bit: integers are laid out anew, the only floats that are
-    computed before the call are those whose consumers are compiled alike, and functions
-    have the forms of `TargetDependent.in_serving`.
+    Outputs are equal bit for bit: integers are laid out anew, and the only floats that
+    are computed before the call are those whose consumers are compiled alike.
 
     Args:
         closed: the call, with the variables as its first inputs.
@@ -59,10 +58,9 @@ def pack(
     """
     count = len(variables)
     scales = frozenset() if on.is_gpu else scales
-    expanded = _expanded(closed, count, on)
-    closed = expanded if on.is_gpu else _in_serving(expanded)
+    closed = _expanded(closed, count, on)
     found = _find(closed, count, on)
-    if not found and closed is expanded and len(scales) < 2:
+    if not found and len(scales) < 2:
         return None
     first = {one.key: one for one in reversed(found)}
     chosen = list(first.values())
@@ -191,29 +189,6 @@ def _expanded(closed: core.ClosedJaxpr, count: int, on: Target) -> core.ClosedJa
         if not replacements:
             return closed
         closed = _replaced(closed, replacements)
-
-
-def _in_serving(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Replaces functions by those that serving programs call."""
-    replacements = {}
-    for site in sites.find(closed, names=(target.PRIMITIVE,)).contractions:
-        function = target.function_of(site.eqn)
-        if function is None or site.obstacle is not None:
-            continue
-        types = [shape_of(atom.aval) for atom in site.eqn.invars]
-        served = function.in_serving(types)
-        if served is not function:
-            shared = (False,) * len(site.per_step)
-            form = functools.partial(_call_of, served)
-            replacements[site.location] = Replacement(form, per_step=shared)
-    return _replaced(closed, replacements) if replacements else closed
-
-
-def _call_of(
-    function: target.TargetDependent, values: Sequence[Any], given: None
-) -> tuple[list[Any], None]:
-    del given
-    return [function(*values)], None
 
 
 def _may_pack(function: target.TargetDependent, eqn: Any, on: Target) -> bool:
