@@ -36,7 +36,7 @@ class Instructions(enum.IntEnum):
 
     def rows_at_once(self, digits: int) -> tuple[int, ...]:
         """The numbers of rows whose sums stay in registers, from the largest to one."""
-        lines = {self.AVX2: 4, self.AVX_VNNI: 6, self.AVX512_VNNI: 16}[self]
+        lines = 16 if self is Instructions.AVX512_VNNI else 6
         largest = 1 << ((lines // digits).bit_length() - 1)
         return tuple(dict.fromkeys((largest, min(4, largest), 1)))
 
