@@ -11,7 +11,7 @@ from jax import lax
 from aqtlite.contraction import dots
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import Dot
-from aqtlite.lowering.forms import gpu, int4_products
+from aqtlite.lowering.forms import gpu, panel_products
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation
 from aqtlite.qtensor.qtensor import QTensor
@@ -100,7 +100,7 @@ class _SumOfTiles(TargetDependent):
         if target.partitions > 1 or self.how.out_sharding is not None:
             return self.reference(*leaves)
         uncut = jax.tree.unflatten(self.structure, leaves)
-        if int4_products.is_available(target) and self._suits_kernel(*uncut):
+        if panel_products.is_available(target) and self._suits_kernel(*uncut):
             return self._by_kernel(*uncut)
         if target.is_gpu:
             leaves = tuple(
@@ -155,7 +155,7 @@ class _SumOfTiles(TargetDependent):
         has_tiles = rhs_scale.shape[-1:] == self.counts and (
             lhs_scale is None or lhs_scale.shape[-1] in (1, *self.counts)
         )
-        takes = int4_products.takes_scaled
+        takes = panel_products.takes_scaled
         return has_tiles and takes(lhs, rhs, operation.dims, self.counts[-1])
 
     def _by_kernel(self, operation, given):
@@ -166,13 +166,13 @@ class _SumOfTiles(TargetDependent):
         x, weights = lhs.reshape(-1, products), rhs.reshape(-1, products)
         scales = jnp.broadcast_to(rhs_scale, (*rhs_rest, tiles)).reshape(-1, tiles)
         if jnp.issubdtype(x.dtype, jnp.floating):
-            out = int4_products.scaled_sums_of_floats(
+            out = panel_products.scaled_sums_of_floats(
                 x, weights, scales, self.how.out_dtype
             )
         else:
             factors = jnp.float32(1) if lhs_scale is None else lhs_scale
             factors = jnp.broadcast_to(factors, (*lhs_rest, tiles)).reshape(-1, tiles)
-            out = int4_products.scaled_sums(
+            out = panel_products.scaled_sums(
                 x.astype(jnp.int8), weights, factors, scales
             )
         out = out.reshape(*lhs_rest, *rhs_rest)

@@ -15,10 +15,10 @@ from aqtlite.lowering.contraction import Contraction
 from aqtlite.lowering.forms import (
     cpu,
     gpu,
-    int4_products,
     narrow,
     packed_dot,
     pairs,
+    panel_products,
     plain,
     tpu,
 )
@@ -76,9 +76,9 @@ class Dot(Contraction):
             return self.anywhere(lhs, rhs, precision)
         if target.is_gpu:
             return gpu.dot(lhs, rhs, self.dims, target)
-        suits_kernel = int4_products.has_fast_sums(lhs, rhs, self.dims)
-        if suits_kernel and int4_products.is_available(target):
-            return int4_products.sums(lhs, rhs, self.dims)
+        suits_kernel = panel_products.has_fast_sums(lhs, rhs, self.dims)
+        if suits_kernel and panel_products.is_available(target):
+            return panel_products.sums(lhs, rhs, self.dims)
         if target.platform == "cpu" and pairs.has_fast_form(lhs, rhs, self.dims):
             return pairs.dot(lhs, rhs, self.dims)
         lhs, rhs = plain.without_int4(lhs, rhs)
@@ -196,11 +196,11 @@ class Dot(Contraction):
         return out if self.order is None else out.transpose(self.order)
 
     def sums_of_floats(self, target, lhs, rhs, out_dtype):
-        suits_kernel = int4_products.takes_scaled(lhs, rhs, self.dims)
+        suits_kernel = panel_products.takes_scaled(lhs, rhs, self.dims)
         is_split = self.out_sharding is not None
-        if not suits_kernel or is_split or not int4_products.is_available(target):
+        if not suits_kernel or is_split or not panel_products.is_available(target):
             return None
-        out = int4_products.sums_of_floats(lhs, rhs, self.dims, out_dtype)
+        out = panel_products.sums_of_floats(lhs, rhs, self.dims, out_dtype)
         return out if self.order is None else out.transpose(self.order)
 
     def unit_axes(self, side):

@@ -11,7 +11,7 @@ from flax import nnx
 
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
-from aqtlite.lowering.forms import int4_products
+from aqtlite.lowering.forms import panel_products
 from aqtlite.program.serving.placeholder import without_markers
 from tests.flax import models
 from tests.flax.support import (
@@ -340,11 +340,11 @@ def test_nnx_is_refused_clearly():
         nnx.bridge.variables.linen_vars_to_nnx_attrs(serving)
 
 
-def test_int4_that_is_slow_to_serve_is_named(monkeypatch):
+def test_integers_that_are_slow_to_serve_are_named(monkeypatch):
     whole = config.w4a8()
-    blocks, large = (
-        config.update(whole, {"fwd.rhs.blocks": config.Blocks(size=size)})
-        for size in (8, 32)
+    blocks, large, of_int8 = (
+        config.update(cfg, {"fwd.rhs.blocks": config.Blocks(size=size)})
+        for cfg, size in ((whole, 8), (whole, 32), (config.qat(8), 32))
     )
     without = "slow on CPUs without the extra 'cpu': int4 in blocks of 32"
     for cfg, has_kernel, expected in (
@@ -352,8 +352,9 @@ def test_int4_that_is_slow_to_serve_is_named(monkeypatch):
         (large, False, without),
         (large, True, ""),
         (whole, False, ""),
+        (of_int8, False, without.replace(": int4", " and VNNI: int8")),
     ):
-        monkeypatch.setattr(int4_products, "runs_here", lambda has=has_kernel: has)
+        monkeypatch.setattr(panel_products, "runs_here", lambda has=has_kernel: has)
         dense = nn.Dense(4, use_bias=False, dot_general=AqtDotGeneral(cfg))
         reports = []
         x = jnp.ones((2, 64))

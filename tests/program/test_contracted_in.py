@@ -12,7 +12,7 @@ import aqtlite
 import aqtlite.flax.nnx
 from aqtlite import Rule, config
 from aqtlite.flax import quantize_model
-from aqtlite.lowering.forms import int4_products, processor
+from aqtlite.lowering.forms import panel_products, processor
 from aqtlite.program import contracted_in
 from tests.common import MATMUL
 
@@ -57,8 +57,8 @@ def test_what_training_does_not_gain_is_said(is_slow, monkeypatch):
 
 @pytest.mark.parametrize("may_call", [False, True])
 def test_int4_weights_are_read_in_pairs_or_by_a_kernel_on_cpus(may_call, monkeypatch):
-    has_kernel = may_call and int4_products.runs_here()
-    monkeypatch.setattr(int4_products, "runs_here", lambda: has_kernel)
+    has_kernel = may_call and panel_products.runs_here()
+    monkeypatch.setattr(panel_products, "runs_here", lambda: has_kernel)
     w, x = jnp.ones((512, 512)), jnp.ones((2, 512))
     text = {
         platform: aqtlite.plan(

@@ -18,10 +18,10 @@ from jax import lax
 from aqtlite.lowering import target
 from aqtlite.lowering.forms import (
     cpu,
-    int4_panels,
-    int4_products,
     layouts,
     pairs,
+    panel_products,
+    panels,
     plain,
     processor,
 )
@@ -98,8 +98,8 @@ def of_dot(
     )
     size = math.prod(shapes[of_weight])
     bits, columns = 4 if is_int4 else 8, size // max(products, 1)
-    has_panels = int4_products.runs_here() and rows > 0
-    has_panels = has_panels and int4_products.reads(columns, products, bits)
+    has_panels = panel_products.runs_here() and rows > 0
+    has_panels = has_panels and panel_products.reads(columns, products, bits)
     if is_int4 and has_panels:
         return _Panels(argument, contracting[of_weight], shapes[of_weight])
     if is_int4 and pairs.pays_packed(rows, size):
@@ -243,12 +243,12 @@ class _Panels(_WithWeights):
     bits = 4
 
     def pack(self, args):
-        return (int4_panels.of_weights(self.matrix(args)),)
+        return (panels.of_weights(self.matrix(args)),)
 
     def sums(self, packed, x):
         (weights,) = packed
         columns = math.prod(self.shape[axis] for axis in self._remaining)
-        return int4_products.of_matrices(x, weights, columns, self.bits)
+        return panel_products.of_matrices(x, weights, columns, self.bits)
 
 
 class _PanelsOfInt8(_Panels):

@@ -4,7 +4,7 @@ import enum
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call, processor
-from aqtlite.lowering.forms.int4_panels import PANEL
+from aqtlite.lowering.forms.panels import PANEL
 
 
 class Instructions(enum.IntEnum):

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from absl import logging
 
-from aqtlite.lowering.forms import int4_products
+from aqtlite.lowering.forms import panel_products
 from aqtlite.program.serving.frozen_record import FrozenEntry
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan
@@ -189,23 +190,29 @@ def report_of(plan: Plan, stored: Sequence[FrozenEntry]) -> ConversionReport:
     return ConversionReport(tuple(parameters), tuple(others))
 
 
-_FAST_BLOCK = 128
-"""Size from which CPUs contract blocks of int4 about as fast as float32, or faster; of
-less, only the kernel does: multiples of `int4_products.BLOCK` without zero points."""
+_FAST_BLOCKS = {np.dtype(jnp.int4): 128, np.dtype(jnp.int8): 256}
+"""Size from which CPUs contract blocks of integers about as fast as float32.
+
+The kernel takes smaller ones: multiples of `panel_products.BLOCK`, no zero points.
+"""
 
 
 def _slow_on(weight: FrozenEntry) -> str:
     """Where a frozen weight is served slower than float32; empty for nowhere known."""
     for q in weight.values.values():
-        if isinstance(q, QTensor) and q.qvalue.dtype == jnp.int4:
-            for size, block in zip(q.shape, q.blocks, strict=True):
-                if not 1 < block < min(size, _FAST_BLOCK):
+        if not isinstance(q, QTensor) or q.qvalue.dtype not in _FAST_BLOCKS:
+            continue
+        dtype = q.qvalue.dtype
+        for size, block in zip(q.shape, q.blocks, strict=True):
+            if not 1 < block < min(size, _FAST_BLOCKS[dtype]):
+                continue
+            where = "CPUs"
+            if block % panel_products.BLOCK == 0 and q.zero_point is None:
+                if panel_products.reads_here(block, jnp.iinfo(dtype).bits):
                     continue
-                if block % int4_products.BLOCK or q.zero_point is not None:
-                    return f"slow on CPUs: int4 in blocks of {block}"
-                if not int4_products.runs_here():
-                    extra = "slow on CPUs without the extra 'cpu'"
-                    return f"{extra}: int4 in blocks of {block}"
+                needed = "" if dtype == jnp.int4 else " and VNNI"
+                where = f"CPUs without the extra 'cpu'{needed}"
+            return f"slow on {where}: {dtype} in blocks of {block}"
     return ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from aqtlite.lowering import packing_of
-from aqtlite.lowering.forms import int4_products, packed_dot, processor
+from aqtlite.lowering.forms import packed_dot, panel_products, processor
 
 pytestmark = pytest.mark.code("quick")
 
@@ -16,8 +16,8 @@ NK = ((1,), (1,)), ((), ())
 
 @pytest.fixture(autouse=True)
 def without_kernel(monkeypatch):
-    """The forms of XLA; the kernel has tests of its own (`test_int4_products`)."""
-    monkeypatch.setattr(int4_products, "runs_here", lambda: False)
+    """The forms of XLA; the kernel has tests of its own (`test_panel_products`)."""
+    monkeypatch.setattr(panel_products, "runs_here", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call
-from aqtlite.lowering.forms.int4_panels import PANEL, WORD
-from aqtlite.lowering.forms.int4_rows import BLOCK, Memory, Sizes
+from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Sizes
+from aqtlite.lowering.forms.panels import PANEL, WORD
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 
 _WAITING = 4
@@ -26,7 +26,7 @@ class Arrays:
     """Pointers to what a panel of columns is computed from, and to the columns."""
 
     weights: Any
-    """`int4_panels`."""
+    """`panels`."""
 
     scales: Any
     """Scales of the weights, float32, ``(tiles, PANEL)``."""

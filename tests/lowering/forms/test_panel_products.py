@@ -13,7 +13,7 @@ import aqtlite
 from aqtlite import config, extras
 from aqtlite.lowering.forms import (
     custom_call,
-    int4_products,
+    panel_products,
     processor,
     products_of_bytes,
 )
@@ -36,11 +36,11 @@ def in_blocks(cfg, size):
 @pytest.fixture
 def without_kernel(monkeypatch):
     """Disables the kernel when called."""
-    return lambda: monkeypatch.setattr(int4_products, "runs_here", lambda: False)
+    return lambda: monkeypatch.setattr(panel_products, "runs_here", lambda: False)
 
 
 def test_it_runs_wherever_llvm_and_avx2_are():
-    assert int4_products.runs_here() == processor.multiplies_bytes()
+    assert panel_products.runs_here() == processor.multiplies_bytes()
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_sums_are_exact_at_the_largest_magnitudes(
     largest = 2 ** (bits - 1)
     x, w = integers((rows, 512), 128), integers((columns, 512), largest, seed=1)
     x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-largest], [largest - 1]]
-    if not int4_products.runs_here() or not int4_products.reads(columns, 512, bits):
+    if not panel_products.runs_here() or not panel_products.reads(columns, 512, bits):
         return
 
     @jax.jit
     def sums(x, w):
         w = w.astype(f"int{bits}")
-        return int4_products.of_matrices(x, w, columns, bits)
+        return panel_products.of_matrices(x, w, columns, bits)
 
     for _ in range(20):  # Threads start in another order each time.
         np.testing.assert_array_equal(sums(x, w), x.astype(int) @ w.T.astype(int))
@@ -108,8 +108,8 @@ def test_served_equals_trained_with_and_without(without_kernel):
     kernel = [jax.jit(function)(weights, x), call(serving, x), program(x)]
     dtypes = [x.dtype for x in jax.tree.leaves(program.compiled.in_avals)]
     of_int4, of_int8 = 0, 0
-    if int4_products.runs_here():
-        of_int4, of_int8 = 5, 4 * int4_products.reads(27, 128, 8)
+    if panel_products.runs_here():
+        of_int4, of_int8 = 5, 4 * panel_products.reads(27, 128, 8)
     # Blocks of int4 are packed in any case.
     assert dtypes.count(jnp.uint8) == (of_int4 or 4) + of_int8
     calls = call.lower(serving, x).as_text().count(NAME)
@@ -148,7 +148,7 @@ def test_transformations_and_targets_it_is_not_for(without_kernel):
     of_one = jax.jit(lambda x, w: dot(x, w, LAST_AXES))
     traced = of_one.trace(x[0], w)
     exported = jax.export.export(of_one, platforms=["cpu", "tpu"])(x[0], w)
-    assert (NAME in traced.lower().as_text()) == int4_products.runs_here()
+    assert (NAME in traced.lower().as_text()) == panel_products.runs_here()
     assert NAME not in traced.lower(lowering_platforms=("cuda",)).as_text()
     assert NAME not in exported.mlir_module()
     np.testing.assert_array_equal(exported.call(x[0], w), of_one(x[0], w))
@@ -173,8 +173,8 @@ def test_transformations_and_targets_it_is_not_for(without_kernel):
 )
 def test_it_takes_whole_blocks_of_last_axes(lhs, rhs, dims):
     lhs, rhs = jnp.zeros(lhs, jnp.int8), jnp.zeros(rhs, jnp.int4)
-    assert not int4_products.takes(lhs, rhs, dims)
-    assert not int4_products.takes(lhs, rhs.astype(jnp.int8), dims)
+    assert not panel_products.takes(lhs, rhs, dims)
+    assert not panel_products.takes(lhs, rhs.astype(jnp.int8), dims)
 
 
 def test_an_unknown_interface_or_no_package_leaves_the_forms_of_xla(monkeypatch):

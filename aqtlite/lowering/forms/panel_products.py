@@ -1,4 +1,4 @@
-"""Sums of products of narrow weights by a kernel, where there is one (`int4_kernel`).
+"""Sums of products of narrow weights by a kernel, where there is one (`panel_kernel`).
 
 The kernel reads int4, and int8 that have a scale for each tile, as XLA stores them, so
 that nothing has to be packed, and packed int8. Sums of integers are exact, and scales
@@ -16,13 +16,13 @@ import numpy as np
 from aqtlite.lowering import digits, exact
 from aqtlite.lowering.forms import (
     custom_call,
-    int4_kernel,
-    int4_panels,
+    panel_kernel,
+    panels,
     products_of_bytes,
 )
-from aqtlite.lowering.forms.int4_kernel import Kernel
-from aqtlite.lowering.forms.int4_panels import PANEL
-from aqtlite.lowering.forms.int4_rows import BLOCK
+from aqtlite.lowering.forms.panel_kernel import Kernel
+from aqtlite.lowering.forms.panel_rows import BLOCK
+from aqtlite.lowering.forms.panels import PANEL
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
@@ -85,6 +85,11 @@ def reads(columns: int, products: int, bits: int) -> bool:
     return is_whole and columns >= PANEL
 
 
+def reads_here(products: int, bits: int) -> bool:
+    """Returns True if there is a kernel, and it reads tiles of so many products."""
+    return runs_here() and reads(PANEL, products, bits)
+
+
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     """Returns True if `sums` takes operands, and less time than other forms do.
 
@@ -108,7 +113,7 @@ def of_matrices(
 
     Args:
         x: int4 or int8, ``(rows, products)``.
-        weights: int4, ``(columns, products)``, or `int4_panels.of_weights` of int4 or
+        weights: int4, ``(columns, products)``, or `panels.of_weights` of int4 or
             int8.
         columns: number of rows of weights.
         bits: bits of a weight.
@@ -209,14 +214,14 @@ class _Panels(Packing):
         return type(self)
 
     def pack(self, args):
-        weights = int4_panels.of_weights(args[self.argument])
-        return weights, *(int4_panels.of_scales(args[i]) for i in self.beside)
+        weights = panels.of_weights(args[self.argument])
+        return weights, *(panels.of_scales(args[i]) for i in self.beside)
 
     def run(self, packed, args):
         weights, *beside = packed
         own, *rows, scales = args
         columns, bits = scales.shape[0], jnp.iinfo(own.dtype).bits
-        (scales,) = beside or (int4_panels.of_scales(scales),)
+        (scales,) = beside or (panels.of_scales(scales),)
         digits = self.function.digits
         return _call(weights, *rows, scales, columns=columns, bits=bits, digits=digits)
 
@@ -232,7 +237,7 @@ def _call(
     """Calls the kernel.
 
     Args:
-        weights: int4 or int8, ``(columns, products)``, or `int4_panels.of_weights`.
+        weights: int4 or int8, ``(columns, products)``, or `panels.of_weights`.
         x: its other operand.
         scales: factors of rows and scales of columns, if sums are scaled.
         columns: number of columns.
@@ -251,5 +256,5 @@ def _call(
     )
     dtype = jnp.float32 if scales else jnp.int32
     out = jax.ShapeDtypeStruct((x.shape[0], columns), dtype)
-    name = int4_kernel.registered(kernel)
+    name = panel_kernel.registered(kernel)
     return jax.ffi.ffi_call(name, out, vmap_method="sequential")(weights, x, *scales)

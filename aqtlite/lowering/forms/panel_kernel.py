@@ -1,18 +1,18 @@
 """A kernel of int4 or int8 weights for x86-64.
 
-It takes a panel of weights at a time (`int4_panels`), widens them in registers, and
+It takes a panel of weights at a time (`panels`), widens them in registers, and
 multiplies them with as many rows of the other operand as there are registers for sums.
-`int4_products` calls it.
+`panel_products` calls it.
 """
 
 import dataclasses
 import functools
 from typing import Any
 
-from aqtlite.lowering.forms import custom_call, int4_panels
-from aqtlite.lowering.forms.int4_panels import PANEL
-from aqtlite.lowering.forms.int4_rows import BLOCK, Memory, Rows, Sizes
-from aqtlite.lowering.forms.int4_sums import Arrays, RowsOfPanel
+from aqtlite.lowering.forms import custom_call, panels
+from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Rows, Sizes
+from aqtlite.lowering.forms.panel_sums import Arrays, RowsOfPanel
+from aqtlite.lowering.forms.panels import PANEL
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 
 _CACHE, _ROWS = 2**19, 32
@@ -47,18 +47,18 @@ class Kernel:
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
-    Its arguments are the weights, ``(columns, products)`` or in `int4_panels`; the
+    Its arguments are the weights, ``(columns, products)`` or in `panels`; the
     other operand, ``(rows, products)``, int8, or float32 where there are several
     digits; and where sums are scaled, factors of the rows, float32 ``(rows, tiles)``,
     if they are of int8, and the scales of the weights, float32 ``(columns, tiles)``.
     """
     parts = map(int, dataclasses.astuple(kernel))
     name = "_".join(["aqtlite_panels", *map(str, parts)])
-    custom_call.register(name, Int4Function(kernel))
+    custom_call.register(name, PanelFunction(kernel))
     return name
 
 
-class Int4Function(custom_call.Function):
+class PanelFunction(custom_call.Function):
     """Writes a kernel."""
 
     words = 10
@@ -152,12 +152,10 @@ class Int4Function(custom_call.Function):
             panel = self.offset(weights, self.times(row, row_bytes))
             of_panel = self.offset(scales, self.times(row, tiles, 4))
             if not kernel.is_packed:
-                words = self.at.sdiv(row_bytes, self.long(int4_panels.WORD))
-                int4_panels.lay_out(
-                    self, panel, words, own, int4_panels.SIGNS[kernel.bits]
-                )
+                words = self.at.sdiv(row_bytes, self.long(panels.WORD))
+                panels.lay_out(self, panel, words, own, panels.SIGNS[kernel.bits])
                 if kernel.is_scaled:
-                    int4_panels.lay_out(self, of_panel, tiles, own_scales)
+                    panels.lay_out(self, of_panel, tiles, own_scales)
                 panel, of_panel = own, own_scales
             place = self.sum(self.times(first, columns), column)
             here = memory.from_row(self, first, kernel.digits, sizes)
