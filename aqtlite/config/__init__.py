@@ -1,7 +1,7 @@
 """Quantization configs: frozen, hashable, validated data.
 
 A `DotGeneral` holds a `DotGeneralRaw` for each of three contractions, and each of these
-holds a `Tensor` per operand. `recipes`, `post_training` and `block_formats` build
+holds a `Tensor` per operand. `training`, `post_training` and `block_formats` build
 configs (`catalogue` lists these presets), `update` changes fields by path, and
 `serialization` writes configs as JSON. Read `tensor` first, then `dot_general`.
 """
@@ -18,7 +18,7 @@ from aqtlite.config.json.serialization import from_json, to_json
 from aqtlite.config.lora import Dora, Lora
 from aqtlite.config.of_activations import for_activations, for_values
 from aqtlite.config.optimizer_states import OptimizerStates
-from aqtlite.config.presets.block_formats import (
+from aqtlite.config.recipes.block_formats import (
     block_fp8,
     mxfp4,
     mxfp6,
@@ -26,9 +26,9 @@ from aqtlite.config.presets.block_formats import (
     mxint8,
     nvfp4,
 )
-from aqtlite.config.presets.catalogue import Preset, Presets, presets
-from aqtlite.config.presets.post_training import gptq, smoothquant, static_int8
-from aqtlite.config.presets.recipes import (
+from aqtlite.config.recipes.catalogue import Preset, Presets, presets
+from aqtlite.config.recipes.post_training import gptq, smoothquant, static_int8
+from aqtlite.config.recipes.training import (
     fp8,
     fully_quantized,
     lsq,

@@ -5,7 +5,7 @@ import pytest
 
 import aqtlite
 from aqtlite import calibration, config, numerics, statistics
-from aqtlite.config.presets import block_formats, post_training, recipes
+from aqtlite.config.recipes import block_formats, post_training, training
 from tests.common import MATMUL, normal
 
 pytestmark = pytest.mark.code("quick")
@@ -170,7 +170,7 @@ def test_lsq_weight_only_is_weight_only_on_learned_steps():
 
 def test_presets_are_listed():
     listed = config.presets()
-    modules = recipes, post_training, block_formats
+    modules = training, post_training, block_formats
     made_in = {module.__name__ for module in modules}
     public = [getattr(config, name) for name in config.__all__]
     functions = [x for x in public if getattr(x, "__module__", None) in made_in]

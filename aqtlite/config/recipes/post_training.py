@@ -5,7 +5,7 @@ from typing import Any, Literal
 from aqtlite import calibration, numerics
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral
-from aqtlite.config.presets.recipes import fully_quantized, weight_only
+from aqtlite.config.recipes.training import fully_quantized, weight_only
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.update import update

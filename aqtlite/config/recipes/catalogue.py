@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from aqtlite.config.dot_general import DotGeneral
-from aqtlite.config.presets import block_formats, post_training, recipes
+from aqtlite.config.recipes import block_formats, post_training, training
 from aqtlite.output.tables import Tables, as_html
 
 
@@ -48,7 +48,7 @@ def presets() -> Presets:
     """Presets by name, each with a function and a purpose.
 
     >>> cfg = presets()["weight_only"].make(bits=4)
-    >>> cfg == recipes.weight_only(bits=4)
+    >>> cfg == training.weight_only(bits=4)
     True
     >>> presets()["lsq"].needs
     'scales that training learns'
@@ -59,37 +59,37 @@ def presets() -> Presets:
 _PRESETS = MappingProxyType(
     {
         "unquantized": Preset(
-            recipes.unquantized,
+            training.unquantized,
             "floats",
             "a baseline with the same code",
             "",
         ),
         "fully_quantized": Preset(
-            recipes.fully_quantized,
+            training.fully_quantized,
             "int8 in the forward and both backward contractions",
             "training in int8, and serving what was trained",
             "",
         ),
         "qat": Preset(
-            recipes.qat,
+            training.qat,
             "int8 in the forward contraction, gradients in float",
             "training for serving in few bits, with float gradients",
             "",
         ),
         "lsq": Preset(
-            recipes.lsq,
+            training.lsq,
             "int4 with learned steps, int8 gradients",
             "training weights and activations to 4 bits and fewer",
             _SCALES,
         ),
         "lsq_weight_only": Preset(
-            recipes.lsq_weight_only,
+            training.lsq_weight_only,
             "int4 weights with learned steps, floats for the rest",
             "training weights to 4 bits and fewer where activations stay in float",
             _SCALES,
         ),
         "weight_only": Preset(
-            recipes.weight_only,
+            training.weight_only,
             "int8 or fewer bits for weights, floats for the rest",
             "serving with less memory, also without training",
             "",
@@ -101,7 +101,7 @@ _PRESETS = MappingProxyType(
             _STATISTICS,
         ),
         "w4a8": Preset(
-            recipes.w4a8,
+            training.w4a8,
             "int4 weights, int8 activations and gradients",
             "serving with half the memory of int8, in integer arithmetic",
             "",
@@ -119,7 +119,7 @@ _PRESETS = MappingProxyType(
             _STATISTICS,
         ),
         "fp8": Preset(
-            recipes.fp8,
+            training.fp8,
             "8-bit floats: e4m3 forward, e5m2 for gradients",
             "training on GPUs with fp8 units",
             "",
