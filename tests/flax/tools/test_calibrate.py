@@ -136,7 +136,7 @@ def test_no_reduction_over_activations_is_served():
     dynamic = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
     of_dynamic, kernels_of_dynamic = compiled(dynamic, init(dynamic, X))
     assert of_dynamic > 0
-    assert kernels < kernels_of_dynamic
+    assert kernels <= kernels_of_dynamic
 
 
 def test_the_order_and_the_steps_do_not_matter():

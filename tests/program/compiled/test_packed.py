@@ -182,15 +182,6 @@ def test_scales_of_all_layers_are_one_argument():
     assert len(taken) == len(jax.tree.leaves(serving)) - 3 - 3 + 1 + 1
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what CPUs need")
-@pytest.mark.parametrize("rows", [1, 2])
-def test_the_barrier_of_a_single_scale_is_open(rows):
-    """A fusion barrier is a reduction with positions."""
-    x = common.normal((rows, 8))
-    program = check(*converted(mlp, of_mlp(8), x), x)
-    assert ("iota" in program.compiled.as_text()) == (rows > 1)
-
-
 @pytest.mark.parametrize(("width", "dtype"), [(128, "float32"), (136, "int8")])
 def test_one_row_meets_few_weights_in_float(width, dtype, monkeypatch):
     monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 2**30)
