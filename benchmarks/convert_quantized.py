@@ -84,7 +84,7 @@ def bitsandbytes(rng: np.random.Generator, outputs: int, inputs: int) -> Arrays:
     return {
         "weight": rng.integers(0, 256, (size // 2, 1), np.uint8),
         "weight.absmax": scales(rng, size // 64),
-        "weight.quant_map": np.asarray(numerics.NormalFloat().values, np.float32),
+        "weight.quant_map": np.asarray(numerics.NormalFloat().decode(np.arange(16))),
         "weight.quant_state.bitsandbytes__nf4": np.frombuffer(
             json.dumps(state).encode(), np.uint8
         ),
