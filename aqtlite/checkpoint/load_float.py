@@ -152,9 +152,7 @@ class Calibrated(Reader):
         return {}
 
     def read(self, name: str) -> np.ndarray:
-        if name in self._statistics:
-            return self._statistics[name]
-        return self._source.read(self._origin[name])
+        return self.read_weight(name)[0]
 
     @property
     def quantized(self) -> frozenset[str]:

@@ -4,16 +4,13 @@ import pathlib
 import zlib
 from collections.abc import Mapping, Sequence
 
-import jax
 import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.name_map import Move, move_weights, moves_to_json
+from aqtlite.checkpoint.name_map import Move, in_float, move_weights, moves_to_json
 from aqtlite.checkpoint.read_quantized import load_quantized
 from aqtlite.qtensor.qtensor import QTensor
-
-_dequant = jax.jit(QTensor.dequant)  # In one loop, where steps would make copies.
 
 
 class Moved(Reader):
@@ -53,9 +50,9 @@ class Moved(Reader):
 
     def read_weight(self, name: str) -> tuple[np.ndarray, QTensor | None]:
         x = self._moved[name]
-        quantized = x if isinstance(x, QTensor) else None
-        values = np.asarray(x if quantized is None else _dequant(quantized))
-        return values.astype(self._moved.infos[name].dtype, copy=False), quantized
+        dtype = self._moved.infos[name].dtype
+        values = np.asarray(in_float(x)).astype(dtype, copy=False)
+        return values, x if isinstance(x, QTensor) else None
 
     def manifest(self) -> str | None:
         return None

@@ -264,7 +264,7 @@ class _Plan:
                 return self.made(given)
             except (TypeError, ValueError):
                 # Blocks are cut, or differ between what is joined.
-                floats = [[_in_float(x) for x in names] for names in given]
+                floats = [[in_float(x) for x in names] for names in given]
                 return self.made(floats)
 
         return read
@@ -314,8 +314,12 @@ def _joined(given: Sequence[Any], axis: int) -> Any:
     return jnp.concatenate(given, axis)
 
 
-def _in_float(x: _Weight) -> Any:
-    return x.dequant() if isinstance(x, QTensor) else x
+def in_float(x: _Weight) -> Any:
+    """Decodes a weight if it is quantized."""
+    return _dequant(x) if isinstance(x, QTensor) else x
+
+
+_dequant = jax.jit(QTensor.dequant)  # In one loop, where steps would make copies.
 
 
 def _plans(move: Move, names: Collection[str]) -> Iterator[tuple[str, _Plan]]:

@@ -1,7 +1,6 @@
 """Tables of figures for terminals and notebooks."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import rich.box
@@ -9,9 +8,7 @@ import rich.table
 import rich.text
 
 from aqtlite.output import tables
-
-Rows = Sequence[Sequence[str]]
-"""Rows of cells; the first is the header."""
+from aqtlite.output.tables import Rows
 
 
 def layout(rows: Rows, num_texts: int) -> rich.table.Table:

@@ -4,6 +4,7 @@ import html
 from collections.abc import Sequence
 
 Rows = Sequence[Sequence[str]]
+"""Rows of cells; the first is the header."""
 
 
 class Tables(str):

@@ -34,9 +34,16 @@ def e2m1_nibbles(values: np.ndarray) -> np.ndarray:
 
 def nibbles(packed: np.ndarray) -> np.ndarray:
     """Splits bytes along the last axis in two, the low nibble first."""
-    codes = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.uint8)
-    codes[..., ::2], codes[..., 1::2] = packed & 15, packed >> 4
-    return codes
+    return _split(packed, 4)
+
+
+def _split(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Splits bytes along the last axis in codes of 1, 2, 4 or 8 bits, lowest first."""
+    each = 8 // bits
+    codes = np.empty((*packed.shape, each), np.uint8)
+    for i in range(each):
+        codes[..., i] = (packed >> np.uint8(bits * i)) & np.uint8(2**bits - 1)
+    return codes.reshape(*packed.shape[:-1], each * packed.shape[-1])
 
 
 def packed_nibbles(codes: np.ndarray) -> np.ndarray:
@@ -62,10 +69,7 @@ def from_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     """
     stream = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
     if bits in (1, 2, 4, 8):
-        codes = np.empty((*stream.shape, 8 // bits), np.uint8)
-        for i in range(8 // bits):
-            codes[..., i] = (stream >> np.uint8(bits * i)) & np.uint8(2**bits - 1)
-        return codes.reshape(*stream.shape[:-1], -1)[..., :count]
+        return _split(stream, bits)[..., :count]
     # As many bytes as a code has bits hold 8 codes.
     groups = -(-count // 8)
     missing = groups * bits - stream.shape[-1]

@@ -98,18 +98,19 @@ def of_dot(
     )
     size = math.prod(shapes[of_weight])
     bits, columns = 4 if is_int4 else 8, size // max(products, 1)
-    has_panels = panel_products.runs_here() and rows > 0
-    has_panels = has_panels and panel_products.reads(columns, products, bits)
-    if is_int4 and has_panels:
-        return _Panels(argument, contracting[of_weight], shapes[of_weight])
+    in_panels = None
+    if rows and panel_products.reads_here(columns, products, bits):
+        in_panels = _Panels(argument, contracting[of_weight], shapes[of_weight], bits)
+    if is_int4 and in_panels is not None:
+        return in_panels
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
         return None
     if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
         return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
-    if has_panels and rows <= _PANEL_ROWS:
-        return _PanelsOfInt8(argument, contracting[of_weight], shapes[of_weight])
+    if in_panels is not None and rows <= _PANEL_ROWS:
+        return in_panels
     if rows == 0 or size < _worthwhile(rows):
         return None
     form: type[_WithWeights]
@@ -237,10 +238,11 @@ class _Pairs(_WithWeights):
         return pairs.sums(x, weights)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Panels(_WithWeights):
-    """int4 weights as their kernel reads them."""
+    """int4 or int8 weights as their kernel reads them."""
 
-    bits = 4
+    bits: int
 
     def pack(self, args):
         return (panels.of_weights(self.matrix(args)),)
@@ -249,9 +251,3 @@ class _Panels(_WithWeights):
         (weights,) = packed
         columns = math.prod(self.shape[axis] for axis in self._remaining)
         return panel_products.of_matrices(x, weights, columns, self.bits)
-
-
-class _PanelsOfInt8(_Panels):
-    """int8 weights as the kernel reads them."""
-
-    bits = 8

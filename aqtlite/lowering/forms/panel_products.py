@@ -85,9 +85,9 @@ def reads(columns: int, products: int, bits: int) -> bool:
     return is_whole and columns >= PANEL
 
 
-def reads_here(products: int, bits: int) -> bool:
-    """Returns True if there is a kernel, and it reads tiles of so many products."""
-    return runs_here() and reads(PANEL, products, bits)
+def reads_here(columns: int, products: int, bits: int) -> bool:
+    """Returns True if there is a kernel, and it `reads` a matrix of weights."""
+    return runs_here() and reads(columns, products, bits)
 
 
 def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
@@ -102,13 +102,11 @@ def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array
     """Contracts int4 or int8 with int4, both along their last axis, to int32."""
     products = rhs.shape[-1]
     weights = rhs.reshape(-1, products)
-    out = of_matrices(lhs.reshape(-1, products), weights, weights.shape[0])
+    out = of_matrices(lhs.reshape(-1, products), weights, weights.shape[0], 4)
     return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
 
 
-def of_matrices(
-    x: jax.Array, weights: jax.Array, columns: int, bits: int = 4
-) -> jax.Array:
+def of_matrices(x: jax.Array, weights: jax.Array, columns: int, bits: int) -> jax.Array:
     """Contracts rows of integers with rows of weights, to int32.
 
     Args:
@@ -197,8 +195,10 @@ class _ScaledSums(TargetDependent):
         return _call(rhs, lhs, *scales, columns=columns, bits=bits, digits=self.digits)
 
     def packing(self, known, types):
+        if 0 not in known:
+            return None
         scales = frozenset({len(types) - 1})
-        return _Panels(self, tuple(known & scales)) if 0 in known else None
+        return _Panels(self, jnp.iinfo(types[0].dtype).bits, tuple(known & scales))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +206,7 @@ class _Panels(Packing):
     """The weights in panels, and their scales if they are known."""
 
     function: _ScaledSums
+    bits: int
     beside: tuple[int, ...]
     argument = 0
 
@@ -219,8 +220,8 @@ class _Panels(Packing):
 
     def run(self, packed, args):
         weights, *beside = packed
-        own, *rows, scales = args
-        columns, bits = scales.shape[0], jnp.iinfo(own.dtype).bits
+        *rows, scales = args[1:]
+        columns, bits = scales.shape[0], self.bits
         (scales,) = beside or (panels.of_scales(scales),)
         digits = self.function.digits
         return _call(weights, *rows, scales, columns=columns, bits=bits, digits=digits)

@@ -208,7 +208,9 @@ def _slow_on(weight: FrozenEntry) -> str:
                 continue
             where = "CPUs"
             if block % panel_products.BLOCK == 0 and q.zero_point is None:
-                if panel_products.reads_here(block, jnp.iinfo(dtype).bits):
+                if panel_products.reads_here(
+                    panel_products.PANEL, block, jnp.iinfo(dtype).bits
+                ):
                     continue
                 needed = "" if dtype == jnp.int4 else " and VNNI"
                 where = f"CPUs without the extra 'cpu'{needed}"
