@@ -196,7 +196,7 @@ class Dot(Contraction):
         return out if self.order is None else out.transpose(self.order)
 
     def sums_of_floats(self, target, lhs, rhs, out_dtype):
-        suits_kernel = panel_products.takes_scaled(lhs, rhs, self.dims)
+        suits_kernel = panel_products.has_fast_sums_of_floats(lhs, rhs, self.dims)
         is_split = self.out_sharding is not None
         if not suits_kernel or is_split or not panel_products.is_available(target):
             return None

@@ -39,8 +39,9 @@ _FEW_ROWS, _FEW_LONG_ROWS, _LONG = 32, 128, 2048
 # integers take longer to start. Sums of up to that many products of int8 are exact.
 _FEW_WEIGHTS, _EXACT_PRODUCTS = 2**14, 2**10
 
-# Up to this number of rows, the kernel of panels takes less time than XLA's dots.
-_PANEL_ROWS = 512
+# Up to this number of rows, the kernel of panels takes less time than XLA's dots, with
+# VNNI and without.
+_PANEL_ROWS, _PANEL_ROWS_OF_AVX2 = 512, 32
 
 # The kernels compute this number of rows, or of columns, at a time.
 _TILE, _ROWS = 16, 4
@@ -84,8 +85,6 @@ def of_dot(
     dtypes = lhs.dtype, rhs.dtype
     is_int4 = dtypes[argument] == jnp.int4
     narrow = (np.int8, jnp.int4) if is_int4 else (np.int8,)
-    if not (is_int4 or processor.has_unsigned_dots()):
-        return None
     if any(dtype not in narrow for dtype in dtypes):
         return None
     of_x, of_weight = 1 - argument, argument
@@ -107,6 +106,9 @@ def of_dot(
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
         return None
+    if not processor.has_unsigned_dots():
+        suits = in_panels is not None and processor.has_slow_dots_of_bytes()
+        return in_panels if suits and rows <= _PANEL_ROWS_OF_AVX2 else None
     if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
         return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
     if in_panels is not None and rows <= _PANEL_ROWS:

@@ -25,7 +25,7 @@ class Kernel:
     """What is compiled into a kernel."""
 
     bits: int
-    """Bits of a weight: 4, or, where the processor `has_dots`, 8."""
+    """Bits of a weight: 4 or 8."""
 
     digits: int
     """Number of digits of an element of the other operand."""

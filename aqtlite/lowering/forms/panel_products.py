@@ -18,6 +18,7 @@ from aqtlite.lowering.forms import (
     custom_call,
     panel_kernel,
     panels,
+    processor,
     products_of_bytes,
 )
 from aqtlite.lowering.forms.panel_kernel import Kernel
@@ -30,6 +31,10 @@ from aqtlite.shapes import dimension_numbers as dn
 # XLA:CPU writes int4 that are computed, as in training, one by one. More rows than
 # these are rather those of training than of a program that is given int4.
 _ROWS = 512
+
+# Without VNNI, the three products of a float by int8 take longer, above this number of
+# rows, than XLA's.
+_ROWS_OF_FLOATS = 8
 
 # Sums of more products might leave int32, by bits of a weight.
 _PRODUCTS = {4: 2**20, 8: 2**16}
@@ -79,9 +84,6 @@ def reads(columns: int, products: int, bits: int) -> bool:
         bits: bits of a weight.
     """
     is_whole = products % BLOCK == 0 and 0 < products <= _PRODUCTS[bits]
-    if bits == 8:  # Without dots, sums of two products saturate.
-        instructions = products_of_bytes.of_processor()
-        is_whole = is_whole and instructions is not None and instructions.has_dots
     return is_whole and columns >= PANEL
 
 
@@ -96,6 +98,16 @@ def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     Of any number of rows, it does so of weights that are given, and packed.
     """
     return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
+
+
+def has_fast_sums_of_floats(
+    lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers
+) -> bool:
+    """Returns True if `sums_of_floats` takes less time than other forms do."""
+    if not takes_scaled(lhs, rhs, dims):
+        return False
+    is_slow = rhs.dtype == jnp.int8 and processor.has_slow_dots_of_bytes()
+    return not is_slow or math.prod(lhs.shape[:-1]) <= _ROWS_OF_FLOATS
 
 
 def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
@@ -122,12 +134,12 @@ def of_matrices(x: jax.Array, weights: jax.Array, columns: int, bits: int) -> ja
 def sums_of_floats(
     lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, out_dtype: np.dtype
 ) -> jax.Array:
-    """Contracts floats with int4, both along their last axis, to float32.
+    """Contracts floats with int4 or int8, both along their last axis, to float32.
 
     Args:
         lhs: floating.
-        rhs: int4.
-        dims: dimension numbers, as `takes` takes them.
+        rhs: int4 or int8.
+        dims: dimension numbers, as `takes_scaled` takes them.
         out_dtype: final dtype of the contraction.
     """
     x, weights = (one.reshape(-1, one.shape[-1]) for one in (lhs, rhs))

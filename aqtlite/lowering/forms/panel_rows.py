@@ -169,6 +169,6 @@ class Rows:
         ]
 
     def _added(self, total: Any, part: Any) -> Any:
-        f, how = self.f, self.instructions
+        f, how = self.f, self.instructions.products(4)
         ones, part = f.constant(self.sums, 0x01010101), f.at.bitcast(part, self.sums)
         return how.finished(f, total, how.multiplied(f, how.started(total), ones, part))

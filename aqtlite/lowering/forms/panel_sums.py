@@ -55,13 +55,14 @@ class RowsOfPanel:
         count: int,
     ):
         self.f, self.how = function, instructions
+        self.products = instructions.products(bits)
         self.bits, self.digits, self.count = bits, digits, count
         self.ints, self.floats = (
             instructions.ints(function),
             instructions.floats(function),
         )
         lines, vectors = range(count * digits), range(instructions.vectors)
-        waiting = len(lines) * len(vectors) if instructions.has_dots else _WAITING
+        waiting = len(lines) * len(vectors) if self.products.is_wide else _WAITING
         copies = range(max(1, _WAITING // waiting))
         self.sums = [
             [[function.variable(self.ints) for _ in copies] for _ in vectors]
@@ -128,19 +129,21 @@ class RowsOfPanel:
             add(block)
 
     def _add_block(self, weights: Any, x: Any) -> None:
-        f, at, how = self.f, self.f.at, self.how
+        f, at, how, products = self.f, self.f.at, self.how, self.products
         before = [[[at.load(one) for one in of] for of in line] for line in self.sums]
-        parts = [[[how.started(one) for one in of] for of in line] for line in before]
+        parts = [
+            [[products.started(one) for one in of] for of in line] for line in before
+        ]
         for k, wide in enumerate(self._bytes(weights)):
             for line, of_line in enumerate(parts):
                 other = f.load(x, BLOCK * line + WORD * k, f.int, WORD)
                 other = f.splat(other, how.lanes)
                 for one, of in zip(wide, of_line, strict=True):
                     copy = k % len(of)
-                    of[copy] = how.multiplied(f, of[copy], one, other)
+                    of[copy] = products.multiplied(f, of[copy], one, other)
         flat = zip(*(_leaves(one) for one in (self.sums, before, parts)), strict=True)
         for variable, total, part in flat:
-            at.store(how.finished(f, total, part), variable)
+            at.store(products.finished(f, total, part), variable)
 
     def _bytes(self, weights: Any) -> Iterator[list[Any]]:
         """Yields the weights of a block as uint8, four of each row at a time."""

@@ -212,8 +212,7 @@ def _slow_on(weight: FrozenEntry) -> str:
                     panel_products.PANEL, block, jnp.iinfo(dtype).bits
                 ):
                     continue
-                needed = "" if dtype == jnp.int4 else " and VNNI"
-                where = f"CPUs without the extra 'cpu'{needed}"
+                where = "CPUs without the extra 'cpu'"
             return f"slow on {where}: {dtype} in blocks of {block}"
     return ""
 

@@ -89,7 +89,7 @@ def test_served_equals_trained_with_and_without(without_kernel):
         "w8a8_64": in_blocks(config.qat(8), 64),
     }
     weights = {name: common.normal((128, 27), i) for i, name in enumerate(cfgs)}
-    x = common.normal((2, 9, 128))
+    x = common.normal((2, 3, 128))
 
     def layers(params, x):
         out = {}
