@@ -1,12 +1,10 @@
 """What bits that depend on values alone cost: a training step, decoding, compilation.
 
     python -m benchmarks.invariance_cost [--width 128 1024] [--dtype float32] [--each]
-        [--compilations 1] [--seconds 20]
 
 A decoder in int8 as it is, in invariant forms, and with one protection left out. Times
-are medians of the ratios to the decoder as it is, of runs that alternate. Tracing (with
-lowering) and compilation are measured in processor time, by turns, too: the ratio of
-the least and that of the medians.
+are medians of the ratios to the decoder as it is, of runs that alternate, as are those
+of compilation, from the trace on, in processor time.
 """
 
 import argparse
@@ -154,33 +152,28 @@ def programs(sizes: Sizes) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...
 
 
 def compiled(function: Callable[..., Any], arguments: Any, left_out: str | None) -> Any:
-    """A compiled program in invariant forms, and processor seconds.
+    """A compiled program in invariant forms, and the processor seconds that this took.
 
     Args:
         function: the function.
         arguments: its arguments.
         left_out: a protection to leave out; "all" for the program as it is; None for
             none.
-
-    Returns:
-        The program, and the seconds of tracing and of compilation.
     """
-    original, inner = forms.rule_of, function
-    function = lambda *args: inner(*args)  # noqa: E731  Nothing is in JAX's caches.
     if left_out != "all":
         function = aqtlite.invariant(function)
+    original = forms.rule_of
     without = PROTECTIONS.get(left_out or "", frozenset())
 
     def rule_of(eqn: Any) -> Any:
         return None if eqn.primitive.name in without else original(eqn)
 
-    times = [time.process_time()]
+    start = time.process_time()
     with mock.patch.object(forms, "rule_of", rule_of):
-        lowered = jax.jit(function).lower(*arguments)
-        times.append(time.process_time())
-        program = lowered.compile()
-    times.append(time.process_time())
-    return program, tuple(np.diff(times))
+        # JAX knows the program of a function that it has seen.
+        new = functools.partial(function)
+        program = jax.jit(new).lower(*arguments).compile()
+    return program, time.process_time() - start
 
 
 def ratios(
@@ -208,37 +201,27 @@ def measure(
     *,
     protections: Sequence[str] = (),
     seconds: float = 20,
-    compilations: int = 1,
+    compilations: int = 9,
 ) -> list[tuple[str, ...]]:
-    """Rows of a table: program, protection left out, and ratios.
-
-    These are of time, and least and median of tracing and of compilation.
+    """Rows of a table: program, protection left out, ratios of time and compilation.
 
     Args:
         sizes: sizes of the decoder.
         protections: names of `PROTECTIONS`, to leave out one at a time.
         seconds: time for the runs of a program.
-        compilations: how often each program is compiled.
+        compilations: number of times that each is compiled.
     """
-    rows = []
+    rows, kinds = [], ("all", None, *protections)
     for name, (function, arguments) in programs(sizes).items():
-        made: dict[str | None, Any] = {}
-        taken: dict[str | None, list[Any]] = {}
-        for _ in range(compilations):
-            for one in ("all", None, *protections):
-                made[one], times = compiled(function, arguments, one)
-                taken.setdefault(one, []).append(times)
-        found = ratios(made, arguments, seconds)
-        for one, ratio in found.items():
-            costs = (
-                f(taken[one], axis=0) / f(taken["all"], axis=0)
-                for f in (np.min, np.median)
-            )
-            pairs = (
-                " / ".join(f"{x:.2f}" for x in pair) for pair in np.transpose([*costs])
-            )
+        made = [
+            {one: compiled(function, arguments, one) for one in kinds}
+            for _ in range(compilations)
+        ]
+        last = {one: program for one, (program, _) in made[-1].items()}
+        for one, ratio in ratios(last, arguments, seconds).items():
+            compilation = np.median([turn[one][1] / turn["all"][1] for turn in made])
             left = {"all": "as it is", None: "invariant"}.get(one, f"without {one}")
-            rows.append((name, left, f"{ratio:.2f}", *pairs))
+            rows.append((name, left, f"{ratio:.2f}", f"{compilation:.2f}"))
     return rows
 
 
@@ -248,20 +231,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--compilations", type=int, default=1)
+    parser.add_argument("--compilations", type=int, default=9)
     parser.add_argument(
         "--each", action="store_true", help="leave out one protection at a time"
     )
     asked = parser.parse_args(arguments)
     for width in asked.width:
-        rich.print(
-            f"width {width}, {asked.dtype}: program, forms, time, tracing and "
-            "compilation (least / median)"
-        )
+        rich.print(f"width {width}, {asked.dtype}: program, forms, time, compilation")
         protections = tuple(PROTECTIONS) if asked.each else ()
         sizes = Sizes(width, dtype=asked.dtype)
-        options = {"seconds": asked.seconds, "compilations": asked.compilations}
-        for row in measure(sizes, protections=protections, **options):
+        for row in measure(
+            sizes,
+            protections=protections,
+            seconds=asked.seconds,
+            compilations=asked.compilations,
+        ):
             rich.print("  " + "  ".join(row))
 
 

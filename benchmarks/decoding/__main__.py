@@ -101,10 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for letter, text in comparisons.NAMES.items():
         console.print(f"  {letter}: {text}")
     if not asked.only_bits:
-        costs, caches = ["--each", "--seconds", "5"], ["--steps", "120"]
+        costs = ["--each", "--seconds", "5", "--compilations", "3"]
+        caches = ["--steps", "120"]
         rollouts = ["--plot", asked.plot] if asked.plot else []
         if asked.quick:
-            costs, caches = ["--width", "16", "--seconds", "0.1"], ["--quick"]
+            costs = ["--width", "16", "--seconds", ".1", "--compilations", "1"]
+            caches = ["--quick"]
             rollouts.append("--smoke")
         invariance_cost.main(costs)
         kv_caches.main(caches)
