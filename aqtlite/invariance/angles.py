@@ -170,8 +170,8 @@ class Pair:
 class _Together(OnCpu):
     """One of two arrays that are computed in one kernel, each for the other's sake.
 
-    Where a program reads both, as rotary embeddings do, XLA finds the kernel twice, and
-    the reduction of an argument twice in it, and keeps one of each.
+    XLA finds the kernel twice where a program reads both, as rotary embeddings do, and
+    the reduction of the argument twice in it, and keeps one of each.
     """
 
     number: int
