@@ -15,7 +15,7 @@ from absl import logging
 
 from aqtlite.jaxpr import slicing
 from aqtlite.program.serving import given as given_lib
-from aqtlite.program.serving import identity
+from aqtlite.program.serving import identity, packing
 from aqtlite.program.serving import report as report_lib
 from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenEntry
@@ -60,6 +60,7 @@ def convert(
     *,
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
+    packed: str | None = None,
 ) -> Any:
     """Returns the serving variables of a plan, and reports on every parameter.
 
@@ -67,12 +68,16 @@ def convert(
         plan: the plan.
         strict: raise if a weight stays in float.
         report: function to call with the `ConversionReport`.
+        packed: platform to pack the weights for; None for none.
 
     Raises:
-        ValueError: with `strict`, if a weight stays in float; no variable has changed
-            by then.
+        ValueError: if the platform has no packed form; with `strict`, if a weight stays
+            in float. No variable has changed by then.
     """
+    packing.check(packed)
     stored = freeze(plan)
+    if packed is not None:
+        stored = packing.packed(plan, stored)
     summary = report_lib.report_of(plan, stored)
     if strict:
         report_lib.check_all_frozen(summary)
