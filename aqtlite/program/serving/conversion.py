@@ -5,7 +5,7 @@ Independent of the framework: a `Model` puts the frozen weights into its variabl
 
 import functools
 import inspect
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -87,9 +87,18 @@ def convert(
     return plan.model.serving(plan.weights, stored, plan.placeholders())
 
 
-def serving(plan: Plan) -> Any:
-    """Returns the serving variables of a plan."""
-    return plan.model.serving(plan.weights, freeze(plan), plan.placeholders())
+def serving(plan: Plan, packed: Collection[tuple[str, ...]] = ()) -> Any:
+    """Returns the serving variables of a plan.
+
+    Args:
+        plan: the plan.
+        packed: `Weight.path` of the weights to pack.
+    """
+    stored = [
+        packing.entry(one) if weight.path in packed else one
+        for weight, one in zip(plan.weights, freeze(plan), strict=True)
+    ]
+    return plan.model.serving(plan.weights, stored, plan.placeholders())
 
 
 def freeze(plan: Plan) -> list[FrozenEntry]:

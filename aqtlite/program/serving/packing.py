@@ -37,7 +37,7 @@ def packed(plan: Plan, stored: Sequence[FrozenEntry]) -> list[FrozenEntry]:
     """
     matrices = _matrices(plan)
     return [
-        _with_packed(one) if weight.index in matrices else one
+        entry(one) if weight.index in matrices else one
         for weight, one in zip(plan.weights, stored, strict=True)
     ]
 
@@ -72,14 +72,15 @@ def pack(record: FrozenRecord, q: QTensor) -> QTensor:
     return dataclasses.replace(q, qvalue=values)
 
 
-def _with_packed(entry: FrozenEntry) -> FrozenEntry:
-    side = entry.record.operand.side
-    q = entry.values[side]
-    found = pack(entry.record, q)
+def entry(one: FrozenEntry) -> FrozenEntry:
+    """Packs a frozen weight, and notes it, as `pack`."""
+    side = one.record.operand.side
+    q = one.values[side]
+    found = pack(one.record, q)
     if found is q:
-        return entry
-    note = ", ".join(filter(None, (entry.rounding, PACKED)))
-    return entry._replace(values={**entry.values, side: found}, rounding=note)
+        return one
+    note = ", ".join(filter(None, (one.rounding, PACKED)))
+    return one._replace(values={**one.values, side: found}, rounding=note)
 
 
 def _are_integers(record: FrozenRecord, q: QTensor) -> bool:
