@@ -140,9 +140,9 @@ def job_of(
             stored[name] = _with_all_codes(stored[name])
         make = functools.partial(freezer.freeze, weight)
         prepared = functools.partial(freezer.prepared, weight)
-        store = functools.partial(packing.pack, weight.record)
-        if node.packed is None:
-            store = _as_it_is
+        store: Callable[[QTensor], QTensor] = _as_it_is
+        if node.packed is not None:
+            store = functools.partial(packing.pack, weight.record)
         tasks.append(Task(path, sources, fields, make, prepared, store))
     # Targets are written in this order.
     tasks.sort(key=lambda task: task.path.split("/"))

@@ -25,7 +25,7 @@ from aqtlite.qtensor.qtensor import Operand, QTensor
 
 def is_packed(q: QTensor | None) -> bool:
     """Whether the values of an operand are packed."""
-    return q is not None and isinstance(q.qvalue, PackedValues)
+    return q is not None and _is_packed(q.qvalue)
 
 
 def sum_products(
@@ -37,9 +37,10 @@ def sum_products(
     rhs_q: QTensor | None,
 ) -> jax.Array:
     """Contracts two operands of which one is packed, as `accumulation.sum_products`."""
-    floats = lhs if lhs_q is None else None, rhs if rhs_q is None else None
-    operands = [q and dataclasses.replace(q, unrounded=None) for q in (lhs_q, rhs_q)]
-    leaves, structure = jax.tree.flatten((operation, *floats, *operands))
+    pairs = (lhs, lhs_q), (rhs, rhs_q)
+    values = [x if q is None else q.qvalue for x, q in pairs]
+    others = [_with_values(q, None) for q in (lhs_q, rhs_q)]
+    leaves, structure = jax.tree.flatten((values, operation, others))
     return _SumOfProducts(how, structure)(*leaves)
 
 
@@ -51,89 +52,104 @@ class _SumOfProducts(TargetDependent):
 
     how: ContractionExecution
     structure: Any
-    """Pytree structure of the arguments of `accumulation.sum_products`."""
+    """Pytree structure of the arguments: the values of lhs and rhs, which come first to
+    be seen as its operands, the operation, and the rest of both."""
 
     def reference(self, *leaves):
-        operation, lhs, rhs, *operands = jax.tree.unflatten(self.structure, leaves)
-        lhs_q, rhs_q = map(_with_integers, operands)
-        return accumulation.sum_products(self.how, operation, lhs, rhs, lhs_q, rhs_q)
+        operation, values, others = self._of(*leaves)
+        arrays = [x.integers() if _is_packed(x) else x for x in values]
+        operands = map(_with_values, others, arrays)
+        return accumulation.sum_products(self.how, operation, *arrays, *operands)
 
     def lowered(self, target, *leaves):
-        operation, lhs, _, lhs_q, rhs_q = jax.tree.unflatten(self.structure, leaves)
+        operation, (lhs, rhs), (lhs_q, rhs_q) = self._of(*leaves)
         sums = None
-        if is_packed(rhs_q) and not is_packed(lhs_q):
-            sums = _by_kernel(target, self.how, operation, lhs, lhs_q, rhs_q)
+        if _is_packed(rhs) and not _is_packed(lhs):
+            left, right = _with_values(lhs_q, lhs), _with_values(rhs_q, rhs)
+            if _takes(target, self.how, operation, lhs, rhs):
+                sums = _by_kernel(target, self.how, operation, (lhs, left), right)
         return self.reference(*leaves) if sums is None else sums
 
+    def _of(self, *leaves):
+        values, operation, others = jax.tree.unflatten(self.structure, leaves)
+        return operation, values, others
 
-def _with_integers(q: QTensor | None) -> QTensor | None:
-    if q is None or not isinstance(q.qvalue, PackedValues):
-        return q
-    return dataclasses.replace(q, qvalue=q.qvalue.integers())
+
+def _with_values(q: QTensor | None, values: Any) -> QTensor | None:
+    return None if q is None else dataclasses.replace(q, qvalue=values, unrounded=None)
+
+
+def _is_packed(values: Any) -> bool:
+    return isinstance(values, PackedValues)
+
+
+def _takes(
+    target: Target,
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: jax.Array,
+    rhs: PackedValues,
+) -> bool:
+    """Whether there is a kernel, and it contracts the axes that are contracted."""
+    is_plain = how.accumulator is None and how.out_sharding is None
+    if not isinstance(operation, Dot) or not is_plain or 0 in lhs.shape:
+        return False
+    ranks = lhs.ndim, rhs.ndim
+    last = tuple(tuple(range(n - rhs.contracted, n)) for n in ranks)
+    is_last = operation.dims == (last, ((), ()))
+    return is_last and panel_products.is_available(target)
 
 
 def _by_kernel(
     target: Target,
     how: ContractionExecution,
-    operation: Operation,
-    lhs: Operand,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor,
+    operation: Any,
+    lhs: tuple[Operand, QTensor | None],
+    rhs_q: Any,
 ) -> jax.Array | None:
-    """The sums as the kernel computes them; None if it does not take the operands."""
-    is_plain = how.accumulator is None and how.out_sharding is None
-    if not panel_products.is_available(target) or not is_plain:
-        return None
-    left = accumulation.dot_input(how, operation, "lhs", lhs, lhs_q)
-    if not isinstance(operation, Dot) or not _contracts_last(
-        operation, left.values.shape, rhs_q.qvalue
-    ):
-        return None
+    """Sums by the kernel; None if other forms take less time, or it lacks the kind.
+
+    Args:
+        target: a target with the kernel.
+        how: execution of the contraction.
+        operation: a `Dot`.
+        lhs: left operand, and that quantized.
+        rhs_q: right operand, packed.
+    """
+    left = accumulation.dot_input(how, operation, "lhs", *lhs)
     right = accumulation.dot_input(how, operation, "rhs", rhs_q, rhs_q)
-    counts = tiles.counts(how, operation, lhs_q, rhs_q) if how.has_blocks else ()
+    counts = tiles.counts(how, operation, lhs[1], rhs_q) if how.has_blocks else ()
     if math.prod(counts) > 1:
-        given = tiles.given_of(how, operation, (left, lhs_q), (right, rhs_q))
+        given = tiles.given_of(how, operation, (left, lhs[1]), (right, rhs_q))
         return tiles.by_kernel(target, how, counts, operation, given)
-    values = rhs_q.qvalue
+    values, dtype = rhs_q.qvalue, left.values.dtype
     rows = math.prod(left.values.shape[: -values.contracted])
     if how.kind == "mixed":
-        is_float = jnp.issubdtype(left.values.dtype, jnp.floating)
+        is_float = jnp.issubdtype(dtype, jnp.floating)
         suits = is_float and panel_products.has_fast_floats(rows, values.dtype)
         return _of_floats(operation, left, values, how.out_dtype) if suits else None
-    if not _suits_integers(how, operation, left, right) or not (
-        packed_dot.reads_panels(rows, values.dtype)
-    ):
+    suits = dtype in (jnp.int4, jnp.int8) and packed_dot.reads_panels(
+        rows, values.dtype
+    )
+    if not suits or not _sums_less_zero_points(how, operation, left, right):
         return None
-    sums = operation.contract(_ByKernel(), left, right)
+    sums: jax.Array = operation.contract(_ByKernel(), left, right)
     return sums if how.kind == "integers" else sums.astype(jnp.float32)
 
 
-def _contracts_last(
-    operation: Dot, lhs_shape: tuple[int, ...], values: PackedValues
+def _sums_less_zero_points(
+    how: ContractionExecution, operation: Dot, left: DotInput, right: DotInput
 ) -> bool:
-    """Whether the last axes of lhs are contracted with those that are packed."""
-    ranks = len(lhs_shape), values.ndim
-    last = tuple(tuple(range(n - values.contracted, n)) for n in ranks)
-    return operation.dims == (last, ((), ())) and 0 not in lhs_shape
-
-
-def _suits_integers(
-    how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
-) -> bool:
-    """Whether the kernel sums products of integers, less their zero points."""
-    kinds = "integers", "integers in float"
-    if how.kind not in kinds or left.values.dtype not in (jnp.int4, jnp.int8):
-        return False
+    """Whether integers are summed whose zero points are subtracted from the sums."""
     if left.zero_point is None:
-        return True
-    # The sums of the weight are part of it.
+        return how.kind in ("integers", "integers in float")
+    # The sums of the weight are part of what is subtracted.
     products = operation.products(left.values.shape, right.values.shape)
     leaves_sums = zero_points_leave_sums(_ByKernel(), left, right, products)
-    axes = operation.axes("lhs").contracting
-    is_shared = all(left.zero_point.shape[axis] == 1 for axis in axes)
-    return (
-        how.kind == "integers" and leaves_sums and is_shared and right.sums is not None
-    )
+    contracted = operation.dims[0][0]
+    is_shared = all(left.zero_point.shape[axis] == 1 for axis in contracted)
+    has_sums = leaves_sums and is_shared and right.sums is not None
+    return how.kind == "integers" and has_sums
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,10 +84,14 @@ def entry(one: FrozenEntry) -> FrozenEntry:
 
 
 def _are_integers(record: FrozenRecord, q: QTensor) -> bool:
-    """Whether a weight holds int4 or int8 that are contracted as such."""
+    """Whether a weight holds int4 or int8, contracted as such with floats or bytes."""
     raw, grid = record.cfg.fwd, q.numerics
+    if raw.lhs.is_integer and raw.lhs.grid.storage_dtype.itemsize > 1:
+        return False
+    accumulator = raw.dg_accumulator_dtype
+    is_rounded = accumulator is not None and jnp.issubdtype(accumulator, jnp.floating)
     is_signed = grid is None or grid.storage_dtype != jnp.uint4
-    return (
+    return not is_rounded and (
         record.operand.side == "rhs"
         and raw.rhs.is_integer
         and arithmetic.sums_integers(raw)
