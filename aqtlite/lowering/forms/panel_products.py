@@ -192,10 +192,9 @@ def scaled_sums_of_floats(
 
 def _scaled_sums(count: int, weights: _Weights, *others: jax.Array) -> jax.Array:
     """The scaled sums of tiles, of `count` digits of an element of lhs."""
-    if not isinstance(weights, Panels):
-        return _ScaledSums(count)(weights, *others)
-    columns, bits = weights.columns, weights.bits
-    return _call(weights.values, *others, columns=columns, bits=bits, digits=count)
+    if isinstance(weights, Panels):
+        return _ScaledSums(count, weights.bits)(weights.values, *others)
+    return _ScaledSums(count, jnp.iinfo(weights.dtype).bits)(weights, *others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,9 +204,14 @@ class _ScaledSums(TargetDependent):
     digits: int
     """Number of digits of an element of lhs, of floats if there are several."""
 
+    bits: int
+    """Bits of a weight."""
+
     def reference(self, rhs, lhs, *scales):
         *_, of_columns = scales
-        tiles = of_columns.shape[1]
+        columns, tiles = of_columns.shape
+        if rhs.dtype == jnp.uint8:
+            rhs = Panels(rhs, columns, self.bits).integers()
         x, weights = (x.reshape(x.shape[0], tiles, -1) for x in (lhs, rhs))
         if self.digits > 1:
             values, unit = digits.of_floats(x, (2,), self.digits)
@@ -219,42 +223,43 @@ class _ScaledSums(TargetDependent):
         total = digits.combine(list(sums))
         return (total * factors.T[:, :, None] * of_columns.T[:, None]).sum(0)
 
-    def lowered(self, target, rhs, lhs, *scales):
+    def lowered(self, target, *args):
         del target
-        columns, bits = scales[-1].shape[0], jnp.iinfo(rhs.dtype).bits
-        return _call(rhs, lhs, *scales, columns=columns, bits=bits, digits=self.digits)
+        columns = args[-1].shape[0]
+        return _call(*args, columns=columns, bits=self.bits, digits=self.digits)
 
     def packing(self, known, types):
-        if 0 not in known:
-            return None
-        scales = frozenset({len(types) - 1})
-        return _Panels(self, jnp.iinfo(types[0].dtype).bits, tuple(known & scales))
+        weights, scales = 0, len(types) - 1
+        of_scales = tuple(known & {scales})
+        if types[weights].dtype == jnp.uint8:
+            return _Panels(self, scales) if of_scales else None
+        return _Panels(self, weights, of_scales) if weights in known else None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Panels(Packing):
-    """The weights in panels, and their scales if they are known."""
+    """The weights in panels, or their scales, or both."""
 
     function: _ScaledSums
-    bits: int
-    beside: tuple[int, ...]
-    argument = 0
+    argument: int
+    beside: tuple[int, ...] = ()
 
     @property
     def layout(self):
         return type(self)
 
     def pack(self, args):
-        weights = panels.of_weights(args[self.argument])
-        return weights, *(panels.of_scales(args[i]) for i in self.beside)
+        arguments = self.argument, *self.beside
+        return tuple(
+            panels.of_scales(args[i]) if i else panels.of_weights(args[i])
+            for i in arguments
+        )
 
     def run(self, packed, args):
-        weights, *beside = packed
-        *rows, scales = args[1:]
-        columns, bits = scales.shape[0], self.bits
-        (scales,) = beside or (scales,)
-        digits = self.function.digits
-        return _call(weights, *rows, scales, columns=columns, bits=bits, digits=digits)
+        of = self.function
+        arguments = dict(zip((self.argument, *self.beside), packed, strict=True))
+        given = (arguments.get(i, x) for i, x in enumerate(args))
+        return _call(*given, columns=args[-1].shape[0], bits=of.bits, digits=of.digits)
 
 
 def _call(
