@@ -163,13 +163,15 @@ class PanelFunction(custom_call.Function):
                 panel = own
             row = index if kernel.has_packed_scales else column
             of_panel = self.offset(scales, self.times(row, tiles, 4))
+            following = None
             if lays_out_scales:
                 panels.lay_out(self, of_panel, tiles, own_scales)
+                following = self.offset(of_panel, self.times(tiles, 4 * PANEL))
                 of_panel = own_scales
             place = self.sum(self.times(first, columns), column)
             here = memory.from_row(self, first, kernel.digits, sizes)
             place = self.offset(out, self.times(place, 4))
-            arrays = Arrays(panel, of_panel, here, place)
+            arrays = Arrays(panel, of_panel, here, place, following)
             self._compute_panel(arrays, self._from_row(first, sizes), columns)
         if not kernel.is_packed or lays_out_scales:
             self.call("free", self.none, own_scales)
