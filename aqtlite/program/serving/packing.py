@@ -17,6 +17,7 @@ PLATFORMS = ("cpu",)
 """Platforms that have a packed form."""
 
 PACKED = "packed for CPUs"
+UNPACKED = "unpacked at every call here, without the extra 'cpu'"
 
 
 def check(platform: str | None) -> None:
@@ -79,7 +80,8 @@ def entry(one: FrozenEntry) -> FrozenEntry:
     found = pack(one.record, q)
     if found is q:
         return one
-    note = ", ".join(filter(None, (one.rounding, PACKED)))
+    missing = "" if panel_products.runs_here() else UNPACKED
+    note = ", ".join(filter(None, (one.rounding, PACKED, missing)))
     return one._replace(values={**one.values, side: found}, rounding=note)
 
 
