@@ -1,6 +1,7 @@
 """Compare log-probabilities of decoding with those of training, bit for bit.
 
-    python -m benchmarks.decoding [--models NAME ...] [--dtypes NAME ...] [--quick]
+    python -m benchmarks.decoding [--models NAME ...] [--dtypes NAME ...]
+        [--plot FILE.png] [--quick]
 
 For each model and dtype, in float, in int8 by Qwix and by aqtlite, and in int8 by
 aqtlite with bits that depend on values alone: the percentage of all log-probabilities
@@ -8,12 +9,16 @@ that are equal to those of the forward over whole sequences, (a) in the forward 
 training step, (b) token by token with a cache, (c) by chunks, (d) of one sequence
 alone, in training and decoding, and (e) with a longer cache. Then what each protection
 costs (`benchmarks.invariance_cost`), and what caches of few bits lose and take
-(`benchmarks.kv_caches`), both in short: by themselves, these commands take longer. Most
-of the time is XLA's: 36 models of one layer, eight programs each. Tunix's model needs
-the extra `models`, Qwix the extra `test`.
+(`benchmarks.kv_caches`), both in short: by themselves, these commands take longer. And
+rewards and divergences of `examples/rollouts.py`. Most of the time is XLA's: 36 models
+of one layer, eight programs each. Tunix's model needs the extra `models`, Qwix the
+extra `test`.
 """
 
 import argparse
+import pathlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import rich.box
@@ -40,6 +45,7 @@ if of_nnx.HAS_TUNIX:
 
 DTYPES = ("float32", "bfloat16")
 INVARIANT = f"{INT8}, invariant"
+ROLLOUTS = pathlib.Path(__file__).parents[2] / "examples" / "rollouts.py"
 QUICK = Sizes(layers=1, width=16, heads=2, vocabulary=8, batch=2, length=5, chunk=2)
 
 
@@ -52,7 +58,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     result.add_argument("--layers", type=int, default=1, help="(default: %(default)s)")
     result.add_argument(
-        "--only-bits", action="store_true", help="no costs, and no caches of few bits"
+        "--only-bits",
+        action="store_true",
+        help="neither costs nor rollouts",
+    )
+    result.add_argument(
+        "--plot", metavar="FILE.png", help="plot of rewards and divergences"
     )
     result.add_argument("--quick", action="store_true", help="tiny sizes, as a check")
     return result
@@ -90,11 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for letter, text in comparisons.NAMES.items():
         console.print(f"  {letter}: {text}")
     if not asked.only_bits:
-        costs, caches = ["--each", "--seconds", "5"], ["--steps", "120"]
+        costs = ["--each", "--seconds", "5", "--compilations", "3"]
+        caches = ["--steps", "120"]
+        rollouts = ["--plot", asked.plot] if asked.plot else []
         if asked.quick:
-            costs, caches = ["--width", "16", "--seconds", "0.1"], ["--quick"]
+            costs = ["--width", "16", "--seconds", ".1", "--compilations", "1"]
+            caches = ["--quick"]
+            rollouts.append("--smoke")
         invariance_cost.main(costs)
         kv_caches.main(caches)
+        subprocess.run([sys.executable, ROLLOUTS, *rollouts], check=True)
 
 
 def _percent(fraction: float | None) -> str:
