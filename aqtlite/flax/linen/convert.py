@@ -59,7 +59,7 @@ def convert(
         packed: "cpu" packs int4 and int8 weights as the kernel of the extra ``cpu``
             reads them, so that `jax.jit` need not lay them out at every call. Other
             platforms, and CPUs without the kernel, unpack them at every call; results
-            are the same. None stores them as they are.
+            are the same. None stores them as they are; other names raise ValueError.
         **kwargs: as `args`; includes `method`, `rngs` and `mutable` of `apply`.
 
     Returns:
