@@ -211,7 +211,8 @@ def measure(
         seconds: time for the runs of a program.
         compilations: number of times that each is compiled.
     """
-    rows, kinds = [], ("all", None, *protections)
+    rows: list[tuple[str, ...]] = []
+    kinds = ("all", None, *protections)
     for name, (function, arguments) in programs(sizes).items():
         made = [
             {one: compiled(function, arguments, one) for one in kinds}

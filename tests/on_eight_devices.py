@@ -862,6 +862,8 @@ def test_invariant_training_shards_over_data():
     whole = step(W, X)
     rows = jax.device_put(X, NamedSharding(AUTO, P("d")))
     assert_equal(step(W, rows), whole)
+    for spec in (P("m"), P(None, "m")):  # Contracted axis, and that of the softmax.
+        assert_equal(step(jax.device_put(W, NamedSharding(AUTO, spec)), rows), whole)
     forward = shard_map(
         lambda x: loss(W, x)[1], mesh=AUTO, in_specs=P("d"), out_specs=P("d")
     )

@@ -42,10 +42,13 @@ def abstract_serving(
     try:
         template = variables.stored(manifest)
         plan = variables.plan(template)
-        frozen = {p for p, one in manifest.nodes.items() if isinstance(one, Frozen)}
-        paths = [weight.path for weight in plan.weights]
-        floats = [one for one in paths if name_of((COLLECTION, *one)) not in frozen]
-        serving = conversion.serving(plan.keep_float(floats))
+        nodes = manifest.nodes.items()
+        frozen = {p: one for p, one in nodes if isinstance(one, Frozen)}
+        frozen_packed = {p for p, one in frozen.items() if one.packed is not None}
+        names = {w.path: name_of((COLLECTION, *w.path)) for w in plan.weights}
+        floats = [path for path, name in names.items() if name not in frozen]
+        packed = [path for path, name in names.items() if name in frozen_packed]
+        serving = conversion.serving(plan.keep_float(floats), packed)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"{where} is of another model, {_short(manifest.model)}: this one, "

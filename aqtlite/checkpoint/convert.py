@@ -29,6 +29,7 @@ def convert_checkpoint(
     moves: Sequence[Move] = (),
     calibrate: Iterable[Any] | None = None,
     keep_float: Sequence[str] = (),
+    packed: str | None = None,
     allow_nonfinite: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -76,6 +77,8 @@ def convert_checkpoint(
             model has to fit in memory. None takes the statistics in the source.
         keep_float: patterns (``*`` matches anything) of the paths of weights to leave
             in float, or of the parameters that they are computed from.
+        packed: as in `aqtlite.flax.convert`: "cpu" stores integers as the kernel for
+            CPUs reads them. Such a checkpoint serves everywhere.
         allow_nonfinite: whether to convert weights that hold NaN or infinities.
         overwrite: whether to replace a converted checkpoint at the target's path.
         dry_run: whether to plan only, and write nothing.
@@ -125,7 +128,7 @@ def convert_checkpoint(
     variables = variables_of(model, sample_args, kwargs)
     if calibrate is not None:
         opened = calibrated(opened, variables, calibrate)
-    job = job_of(opened, variables, keep_float)
+    job = job_of(opened, variables, keep_float, packed)
     out = pathlib.Path(target)
     if dry_run:
         return run.plan(job, opened, out, overwrite)

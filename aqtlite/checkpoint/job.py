@@ -22,12 +22,13 @@ from aqtlite.checkpoint.manifest import (
 from aqtlite.checkpoint.names import name_of, path_name, plain
 from aqtlite.checkpoint.packing import packing_of
 from aqtlite.checkpoint.variables import Variables
-from aqtlite.program.serving import conversion
+from aqtlite.program.serving import conversion, packing
 from aqtlite.program.serving.conversion import FrozenWeight, WeightFreezer
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.weight import Weight
+from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.states.statistics import records_of
 
 _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
@@ -52,6 +53,9 @@ class Task:
     prepared: Callable[..., Any]
     """Function that maps the inputs to the array that is quantized."""
 
+    store: Callable[[QTensor], QTensor]
+    """Function that packs the integers of the weight, if they are stored packed."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -65,7 +69,12 @@ class Job:
     """Names in the source of the arrays to copy, by name in the target."""
 
 
-def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> Job:
+def job_of(
+    source: Reader,
+    variables: Variables,
+    keep_float: Sequence[str],
+    packed: str | None = None,
+) -> Job:
     """Plans a conversion from shapes only.
 
     Args:
@@ -73,6 +82,7 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
         variables: variables of the model.
         keep_float: patterns of the paths of weights to leave in float, or of the
             parameters that they are computed from.
+        packed: as in `aqtlite.flax.convert`.
 
     Raises:
         CheckpointError: if the model cannot be traced, the source is not of this model
@@ -93,7 +103,7 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
     plan = variables.plan(template)
     params = variables.params(plan, origin)
     plan = _without(plan, variables.collection, params, keep_float)
-    serving = conversion.convert(plan)
+    serving = conversion.convert(plan, packed=packed)
     nodes, stored = describe(variables.tree_of(serving, origin))
     tasks = []
     freezer = WeightFreezer()
@@ -125,12 +135,15 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
                     f"{name} is {source.arrays[name]}; weights are converted from "
                     f"{', '.join(dtype.name for dtype in _FLOATS)}"
                 )
-        if not source.quantized.isdisjoint(sources):
+        if node.packed is None and not source.quantized.isdisjoint(sources):
             name = fields["qvalue"]
             stored[name] = _with_all_codes(stored[name])
         make = functools.partial(freezer.freeze, weight)
         prepared = functools.partial(freezer.prepared, weight)
-        tasks.append(Task(path, sources, fields, make, prepared))
+        store: Callable[[QTensor], QTensor] = _as_it_is
+        if node.packed is not None:
+            store = functools.partial(packing.pack, weight.record)
+        tasks.append(Task(path, sources, fields, make, prepared, store))
     # Targets are written in this order.
     tasks.sort(key=lambda task: task.path.split("/"))
     copies = {
@@ -146,6 +159,10 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
         framework=variables.framework,
     )
     return Job(manifest, tuple(tasks), copies)
+
+
+def _as_it_is(q: QTensor) -> QTensor:
+    return q
 
 
 def _with_all_codes(stored: Stored) -> Stored:

@@ -147,6 +147,9 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
                     field: _read(source, manifest, name, {})
                     for field, name in node.arrays.items()
                 }
+                if node.packed is not None:
+                    panels = fields["qvalue"]
+                    fields["qvalue"] = dataclasses.replace(node.packed, panels=panels)
                 if "scale" not in fields:
                     inner = {
                         one.removeprefix("scale."): fields.pop(one)

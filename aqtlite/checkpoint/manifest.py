@@ -20,6 +20,7 @@ from aqtlite.checkpoint.packing import Packing, packing_of
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.program.serving.frozen_record import FrozenRecord
+from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 
 DOUBLE_SCALES = ("scale.qvalue", "scale.scale", "scale.offset")
@@ -80,9 +81,31 @@ class Frozen:
     padding: tuple[int, ...] | None = None
     """Padding of the `QTensor`."""
 
+    packed: PackedValues | None = None
+    """The integers of the `QTensor` without their array, if they are packed."""
+
     decibels: float | None = None
     """Signal-to-noise ratio of the quantization in dB; None if there is no noise, or
     before the weight is quantized."""
+
+    @property
+    def on_grid(self) -> list[str]:
+        """Names of the arrays whose values are stored values of the grid."""
+        fields = [one for one in ON_GRID if one in self.arrays]
+        if self.packed is not None:
+            fields.remove("qvalue")
+        return [self.arrays[one] for one in fields]
+
+    def shape(self, arrays: Mapping[str, Stored]) -> tuple[int, ...]:
+        """Returns the shape of the integers.
+
+        Args:
+            arrays: the arrays of the checkpoint.
+        """
+        info = arrays[self.arrays["qvalue"]].info
+        if self.packed is None:
+            return info.shape
+        return dataclasses.replace(self.packed, panels=info).shape
 
     @property
     def scales(self) -> str:
@@ -171,17 +194,22 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
         if isinstance(node, QTensor):
             arrays_of = {_field_of(path, name): name for name in named}
             fields = {one: arrays_of[one] for one in FIELDS if one in arrays_of}
-            for name in (fields[one] for one in ON_GRID if one in fields):
-                packing = packing_of(named[name], node.numerics)
-                arrays[name] = Stored(named[name], packing)
-            nodes[path] = Frozen(
+            packed = None
+            if isinstance(node.qvalue, PackedValues):
+                packed = dataclasses.replace(node.qvalue, panels=None)
+            found = Frozen(
                 fields,
                 jnp.dtype(node.dtype),
                 node.order,
                 node.numerics,
                 origin={},
                 padding=node.padding,
+                packed=packed,
             )
+            for name in found.on_grid:
+                packing = packing_of(named[name], node.numerics)
+                arrays[name] = Stored(named[name], packing)
+            nodes[path] = found
         else:
             (name,) = named
             nodes[path] = Plain(name)

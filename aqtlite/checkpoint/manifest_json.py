@@ -20,7 +20,6 @@ from aqtlite.checkpoint.manifest import (
     FRAMEWORKS,
     LINEN,
     NNX,
-    ON_GRID,
     Frozen,
     Manifest,
     Node,
@@ -35,6 +34,7 @@ from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES
 from aqtlite.program.serving.frozen_record import FrozenRecord, Operand
 from aqtlite.program.serving.identity import Identity
+from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.quantization.states.stored_statistics import is_obsolete
 
 FORMAT = 4
@@ -142,8 +142,7 @@ def _check_references(manifest: Manifest) -> None:
                 f"{path}/{field.replace('.', '/')}": name
                 for field, name in node.arrays.items()
             }
-            names = (node.arrays[one] for one in ON_GRID if one in node.arrays)
-            grids = dict.fromkeys(names, node.numerics)
+            grids = dict.fromkeys(node.on_grid, node.numerics)
         for above, name in named.items():
             if name not in unused:
                 raise ValueError(f"{path} names an array {name!r} that is not there")
@@ -156,7 +155,7 @@ def _check_references(manifest: Manifest) -> None:
                     f"{name}, {stored.info}, is packed as {stored.packing}"
                 )
         if isinstance(node, Frozen):
-            shape = manifest.arrays[node.arrays["qvalue"]].info.shape
+            shape = node.shape(manifest.arrays)
             _check_axes(path, node.order, node.padding, shape)
     if unused:
         raise ValueError(f"no node names the array {min(unused)!r}")
@@ -244,6 +243,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 "dtype": node.dtype.name,
                 "order": node.order,
                 **({} if node.padding is None else {"padding": node.padding}),
+                **({} if node.packed is None else _encode_packed(node.packed)),
                 "numerics": _encode_numerics(node.numerics),
                 "origin": {k: _encode_info(v) for k, v in node.origin.items()},
                 "decibels": f"{decibels:8.2f}",
@@ -273,6 +273,18 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 "removed": node.removed,
                 "state": node.state,
             }
+
+
+def _encode_packed(packed: PackedValues) -> dict[str, Any]:
+    info = ArrayInfo(packed.shape_of_one, packed.dtype)
+    return {"packed": {**_encode_info(info), "contracted": packed.contracted}}
+
+
+def _decode_packed(data: Any) -> PackedValues:
+    info, contracted = _decode_info(data), int(data["contracted"])
+    if info.dtype.name not in ("int4", "int8") or not 0 < contracted < len(info.shape):
+        raise ValueError(f"{info} packed with {contracted} contracted axes")
+    return PackedValues(None, info.shape, contracted, info.dtype)
 
 
 def _encode_numerics(numerics: Numerics | None) -> Any:
@@ -313,6 +325,7 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
                 numerics=_decode_numerics(data["numerics"]),
                 origin={k: _decode_info(v) for k, v in data["origin"].items()},
                 padding=tuple(data["padding"]) if "padding" in data else None,
+                packed=_decode_packed(data["packed"]) if "packed" in data else None,
                 decibels=None if np.isnan(decibels) else decibels,
             )
         case "kernel":

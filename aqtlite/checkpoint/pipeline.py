@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -92,10 +93,12 @@ def _make(
         given = handed_over(made.qtensor, sources, task.prepared)
         if given is not None:
             made = made._replace(qtensor=given, noise=jnp.zeros_like(made.noise))
+    made = made._replace(qtensor=task.store(made.qtensor))
     arrays = {}
     for field, name in task.fields.items():
         owner = made if field == "identity" else made.qtensor
-        x = np.asarray(operator.attrgetter(field)(owner))
+        (leaf,) = jax.tree.leaves(operator.attrgetter(field)(owner))
+        x = np.asarray(leaf)
         arrays[field] = _stored(x, job.manifest.arrays[name])
     # NaN and infinities in a weight make its scales NaN or infinite.
     scales = (x for field, x in arrays.items() if field.startswith("scale"))

@@ -94,7 +94,7 @@ def report_of(
             Row(
                 path=path,
                 origin=tuple(node.origin),
-                shape=manifest.arrays[node.arrays["qvalue"]].info.shape,
+                shape=node.shape(manifest.arrays),
                 grid=_grid(node, manifest),
                 scales=math.prod(scales.shape),
                 scale_dtype=scales.dtype.name,
@@ -128,6 +128,8 @@ def size_of(path: pathlib.Path) -> int:
 
 
 def _grid(node: Frozen, manifest: Manifest) -> str:
+    if node.numerics is None and node.packed is not None:
+        return node.packed.dtype.name
     if node.numerics is None:
         return manifest.arrays[node.arrays["qvalue"]].info.dtype.name
     return node.numerics.name

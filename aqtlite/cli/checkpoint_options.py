@@ -106,6 +106,11 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         "(repeatable; * matches anything)",
     )
     parser.add_argument(
+        "--packed",
+        metavar="PLATFORM",
+        help="store integers as the kernel of a platform reads them: cpu",
+    )
+    parser.add_argument(
         "--allow-nonfinite",
         action="store_true",
         help="convert weights that hold NaN or infinities",

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> None:
         subtree=args.subtree,
         moves=_moves(args.map),
         keep_float=args.keep_float,
+        packed=args.packed,
         allow_nonfinite=args.allow_nonfinite,
         overwrite=args.overwrite,
         dry_run=args.dry_run,

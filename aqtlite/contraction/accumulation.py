@@ -45,8 +45,8 @@ def sum_products(
         The unscaled sums, of integers where operands are contracted as integers; scaled
         sums, in float32, if scales vary along contracting axes (`tiles.counts`).
     """
-    left = _dot_input(how, operation, "lhs", lhs, lhs_q)
-    right = _dot_input(how, operation, "rhs", rhs, rhs_q)
+    left = dot_input(how, operation, "lhs", lhs, lhs_q)
+    right = dot_input(how, operation, "rhs", rhs, rhs_q)
     if how.kind == "narrow" and how.path == "fwd":
         left, right = _as_if_given(left, right)
     counts = tiles.counts(how, operation, lhs_q, rhs_q) if how.has_blocks else ()
@@ -81,7 +81,7 @@ def scaled(
     return dots.multiplied(sums, scales, how.out_sharding)
 
 
-def _dot_input(
+def dot_input(
     how: ContractionExecution,
     operation: Operation,
     side: Side,

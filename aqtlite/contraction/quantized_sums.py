@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from aqtlite.contraction import accumulation, block_products, poison, remat, tapped
+from aqtlite.contraction import (
+    accumulation,
+    block_products,
+    packed_products,
+    poison,
+    remat,
+    tapped,
+)
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.jaxpr import inlined
 from aqtlite.operations import Operation, Side
@@ -64,6 +71,8 @@ def quantize_and_sum(
         rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
     if how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
         sums = block_products.sum_products(how, operation, lhs_q, rhs_q)
+    elif packed_products.is_packed(lhs_q) or packed_products.is_packed(rhs_q):
+        sums = packed_products.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
     else:
         sums = accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
     if tapped.is_tapping():

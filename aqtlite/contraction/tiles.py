@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,10 +13,14 @@ from aqtlite.contraction import dots
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import Dot
 from aqtlite.lowering.forms import gpu, panel_products
-from aqtlite.lowering.target import TargetDependent
+from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation
+from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes import block_shapes
+
+_FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+_INTEGERS = (jnp.int4, jnp.int8)
 
 
 def counts(
@@ -53,16 +58,34 @@ def sum_products(
     Returns:
         float32.
     """
-    given: list[jax.Array | None] = []
+    given = given_of(how, operation, lhs, rhs)
+    leaves, structure = jax.tree.flatten((operation, given))
+    largest = lhs[0].largest, rhs[0].largest
+    return _SumOfTiles(how, structure, counts, largest)(*leaves)
+
+
+def given_of(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: tuple[DotInput, QTensor | None],
+    rhs: tuple[DotInput, QTensor | None],
+) -> list[Any]:
+    """Returns the values, the zero point and the scale of each operand.
+
+    Args:
+        how: execution of the contraction.
+        operation: the contraction.
+        lhs: as in `sum_products`.
+        rhs: as in `sum_products`.
+    """
+    given: list[Any] = []
     pairs = (how.lhs, *lhs), (how.rhs, *rhs)
     for side, (one, x, q) in zip(SIDES, pairs, strict=True):
         scale = None
         if q is not None and one.scales_output:
             scale = dots.of_elements(operation, side, q.scale, x.values.shape)
         given += [x.values, x.zero_point, scale]
-    leaves, structure = jax.tree.flatten((operation, given))
-    largest = lhs[0].largest, rhs[0].largest
-    return _SumOfTiles(how, structure, counts, largest)(*leaves)
+    return given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +123,9 @@ class _SumOfTiles(TargetDependent):
         if target.partitions > 1 or self.how.out_sharding is not None:
             return self.reference(*leaves)
         uncut = jax.tree.unflatten(self.structure, leaves)
-        if panel_products.is_available(target) and self._suits_kernel(*uncut):
-            return self._by_kernel(*uncut)
+        out = by_kernel(target, self.how, self.counts, *uncut)
+        if out is not None:
+            return out
         if target.is_gpu:
             leaves = tuple(
                 gpu.widened(x, target) if x.dtype == jnp.int4 else x for x in leaves
@@ -140,44 +164,6 @@ class _SumOfTiles(TargetDependent):
             pieces += [values, zero_point, scale]
         return operation, pieces
 
-    def _suits_kernel(self, operation, given):
-        lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
-        kind, accumulator = self.how.kind, self.how.accumulator
-        is_kind = kind in ("integers", "integers in float", "mixed")
-        if not is_kind or accumulator is not None or not isinstance(operation, Dot):
-            return False
-        is_lhs = lhs.dtype in (jnp.int4, jnp.int8) or (
-            kind == "mixed" and lhs.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
-        )
-        has_zero = lhs_zero is not None or rhs_zero is not None
-        if has_zero or rhs_scale is None or not is_lhs:
-            return False
-        has_tiles = rhs_scale.shape[-1:] == self.counts and (
-            lhs_scale is None or lhs_scale.shape[-1] in (1, *self.counts)
-        )
-        takes = panel_products.takes_scaled
-        return has_tiles and takes(lhs, rhs, operation.dims, self.counts[-1])
-
-    def _by_kernel(self, operation, given):
-        lhs, _, lhs_scale, rhs, _, rhs_scale = given
-        (tiles,) = self.counts
-        *lhs_rest, products = lhs.shape
-        *rhs_rest, _ = rhs.shape
-        x, weights = lhs.reshape(-1, products), rhs.reshape(-1, products)
-        scales = jnp.broadcast_to(rhs_scale, (*rhs_rest, tiles)).reshape(-1, tiles)
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            out = panel_products.scaled_sums_of_floats(
-                x, weights, scales, self.how.out_dtype
-            )
-        else:
-            factors = jnp.float32(1) if lhs_scale is None else lhs_scale
-            factors = jnp.broadcast_to(factors, (*lhs_rest, tiles)).reshape(-1, tiles)
-            out = panel_products.scaled_sums(
-                x.astype(jnp.int8), weights, factors, scales
-            )
-        out = out.reshape(*lhs_rest, *rhs_rest)
-        return out if operation.order is None else out.transpose(operation.order)
-
     def _scaled_dot(self, how, operation, given):
         lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
         left = DotInput(lhs, lhs_zero, self.largest[0])
@@ -185,3 +171,53 @@ class _SumOfTiles(TargetDependent):
         scales = [scale for scale in (lhs_scale, rhs_scale) if scale is not None]
         sums = dots.dot(how, operation, left, right)
         return dots.multiplied(sums, scales, how.out_sharding)
+
+
+def by_kernel(
+    target: Target,
+    how: ContractionExecution,
+    counts: tuple[int, ...],
+    operation: Operation,
+    given: Sequence[Any],
+) -> jax.Array | None:
+    """Contracts by the kernel that has a loop over tiles; None if it does not suit.
+
+    Args:
+        target: target of the program.
+        how: execution of the contraction.
+        counts: number of tiles of each contracting axis.
+        operation: the contraction.
+        given: result of `given_of`; the values of rhs may be `PackedValues`.
+    """
+    lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
+    is_kind = how.kind in ("integers", "integers in float", "mixed")
+    if not is_kind or how.accumulator is not None or not isinstance(operation, Dot):
+        return None
+    is_float = how.kind == "mixed" and lhs.dtype in _FLOATS
+    has_zero = lhs_zero is not None or rhs_zero is not None
+    if has_zero or rhs_scale is None or not (is_float or lhs.dtype in _INTEGERS):
+        return None
+    has_tiles = rhs_scale.shape[-1:] == counts and (
+        lhs_scale is None or lhs_scale.shape[-1] in (1, *counts)
+    )
+    takes = panel_products.takes_scaled
+    if not has_tiles or not takes(lhs, rhs, operation.dims, counts[-1]):
+        return None
+    if not panel_products.is_available(target):
+        return None
+    (tiles,) = counts
+    *lhs_rest, products = lhs.shape
+    *rhs_rest, _ = rhs.shape
+    is_packed = isinstance(rhs, PackedValues)
+    weights = rhs.matrix if is_packed else rhs.reshape(-1, products)
+    x = lhs.reshape(-1, products)
+    scales = jnp.broadcast_to(rhs_scale, (*rhs_rest, tiles)).reshape(-1, tiles)
+    if is_float:
+        out = panel_products.scaled_sums_of_floats(x, weights, scales, how.out_dtype)
+    else:
+        factors = jnp.float32(1) if lhs_scale is None else lhs_scale
+        factors = jnp.broadcast_to(factors, (*lhs_rest, tiles)).reshape(-1, tiles)
+        x = x.astype(jnp.int8)
+        out = panel_products.scaled_sums(x, weights, factors, scales)
+    out = out.reshape(*lhs_rest, *rhs_rest)
+    return out if operation.order is None else out.transpose(operation.order)

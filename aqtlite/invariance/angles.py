@@ -7,6 +7,7 @@ Cephes library (S. Moshier, single precision).
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -138,22 +139,39 @@ SIN = Written(lax.sin, functools.partial(_sin_from, 0), _slope_of_sin)
 COS = Written(lax.cos, functools.partial(_sin_from, 1), lambda y, x: (-SIN(x),))
 
 
-def sine(x: jax.Array) -> jax.Array:
-    """Returns the sine, in the kernel of the cosine."""
-    return _Together(0)(SIN(x), COS(x))
+PAIR = "sin", "cos"
+"""Names of the primitives."""
 
 
-def cosine(x: jax.Array) -> jax.Array:
-    """Returns the cosine, in the kernel of the sine."""
-    return _Together(1)(SIN(x), COS(x))
+def sine_and_cosine(x: jax.Array) -> dict[str, jax.Array]:
+    """Returns both, by the names of their primitives, from one kernel."""
+    values = SIN(x), COS(x)
+    return {name: _Together(i)(*values) for i, name in enumerate(PAIR)}
+
+
+class Pair:
+    """Rules for a sine and a cosine of one argument.
+
+    Both are computed where the first is asked for, and the other is kept until it is.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, jax.Array] = {}
+
+    def __call__(self, name: str, params: Any, x: jax.Array) -> jax.Array:
+        """Returns the one of a name, as a rule does."""
+        del params
+        if name not in self._kept:
+            self._kept = sine_and_cosine(x)
+        return self._kept.pop(name)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Together(OnCpu):
     """One of two arrays that are computed in one kernel, each for the other's sake.
 
-    Where a program reads both, as rotary embeddings do, XLA finds the kernel twice, and
-    the reduction of an argument twice in it, and keeps one of each.
+    XLA finds the kernel twice where a program reads both, as rotary embeddings do, and
+    the reduction of the argument twice in it, and keeps one of each.
     """
 
     number: int

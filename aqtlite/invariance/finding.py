@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from aqtlite.contraction.differentiation import SCOPE
-from aqtlite.invariance import known, rules
+from aqtlite.invariance import angles, known, rules
 from aqtlite.jaxpr import equations, registry, rewriting, scopes
 from aqtlite.jaxpr.replacement import Location, Replacement
 
@@ -62,6 +62,7 @@ def find(closed: core.ClosedJaxpr, others: Collection[Location] = ()) -> Forms:
     replacements: dict[Location, Replacement] = {}
     counts: collections.Counter[str] = collections.Counter()
     refused = []
+    pairs: dict[Any, angles.Pair] = collections.defaultdict(angles.Pair)
     for one in _equations(closed, _Place((), "", 0), frozenset(others), {}):
         try:
             rule = one.rule
@@ -75,7 +76,11 @@ def find(closed: core.ClosedJaxpr, others: Collection[Location] = ()) -> Forms:
             refused.append(f"{path}: {error}")
             continue
         if rule is not None and not one.is_rounded_already:
-            counts[one.eqn.primitive.name] += 1
+            name = one.eqn.primitive.name
+            counts[name] += 1
+            if name in angles.PAIR and isinstance(one.eqn.invars[0], core.Var):
+                pair = pairs[one.place.location, one.eqn.invars[0]]
+                rule = functools.partial(pair, name)
             function = functools.partial(_evaluated, rule, one.eqn)
             if one.results is not None:
                 function = functools.partial(_constant, one.results)

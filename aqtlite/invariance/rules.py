@@ -188,8 +188,8 @@ def _scattered(params, source, x):
 
 _RULES: Mapping[str, Rule] = {
     **{name: _as_kernel(one) for name, one in functions.UNARY.items()},
-    "cos": _without_params(angles.cosine),
-    "sin": _without_params(angles.sine),
+    "cos": lambda params, x: angles.Pair()("cos", params, x),
+    "sin": lambda params, x: angles.Pair()("sin", params, x),
     **{name: _without_params(one) for name, one in arithmetic.ROOTS.items()},
     **_SUMS,
     **_OVER_AXES,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from aqtlite.invariance import finding
-from aqtlite.jaxpr import rewriting, tracing
+from aqtlite.jaxpr import merging, rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacements
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,7 +78,8 @@ def evaluate(
     Raises:
         ValueError: if an operation has no such form.
     """
-    forms = finding.find(closed, others)
+    merged = merging.merged(closed, others)
+    forms = finding.find(merged.closed, {*others, *merged.unread})
     forms.check()
     replaced = {
         location: dataclasses.replace(one, function=invariant(one.function))
@@ -88,4 +89,4 @@ def evaluate(
         location: dataclasses.replace(one, beside=invariant)
         for location, one in {**forms.replacements, **replaced}.items()
     }
-    return rewriting.evaluate(closed, values, replacements)
+    return rewriting.evaluate(merged.closed, values, replacements)

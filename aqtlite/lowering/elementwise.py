@@ -207,13 +207,20 @@ class _Value(NamedTuple):
 def _emit(steps: _Steps, values: list[_Value]) -> ir.Value:
     """Repeats operations of scalars for arrays."""
     whole = _broadcast(x.shape for x in values)
+    known: dict[tuple[int, Shape], ir.Value] = {}
+
+    def read(number: int, shape: Shape) -> ir.Value:
+        if (number, shape) not in known:
+            known[number, shape] = values[number].broadcast(shape)
+        return known[number, shape]
+
     for name, numbers, element, attributes in steps.steps:
-        operands = [values[number] for number in numbers]
-        shape = _broadcast(x.shape for x in operands)
+        shapes = [values[number].shape for number in numbers]
+        shape = _broadcast(shapes)
         given = [
             # Bounds may be scalars.
-            x.value if name == "stablehlo.clamp" and not x.shape else x.broadcast(shape)
-            for x in operands
+            read(number, own if name == "stablehlo.clamp" and not own else shape)
+            for number, own in zip(numbers, shapes, strict=True)
         ]
         value = _operation(name, given, element, shape, attributes)
         values.append(_Value(value, shape))

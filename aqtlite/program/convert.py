@@ -50,6 +50,7 @@ def convert_function(
     state: State | None = None,
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
+    packed: str | None = None,
     **kwargs: Any,
 ) -> tuple["ServingFunction", dict[str, Any]]:
     """Freezes the quantized weights of a function.
@@ -80,6 +81,10 @@ def convert_function(
         state: state of the calibrations, if they have one; else it may be empty.
         strict: raise if a weight stays in float.
         report: function to call with the `ConversionReport`; `print` prints a table.
+        packed: "cpu" packs int4 and int8 weights as the kernel of the extra ``cpu``
+            reads them, so that `jax.jit` need not lay them out at every call. Other
+            platforms, and CPUs without the kernel, unpack them at every call; results
+            are the same. None stores them as they are; other names raise ValueError.
         **kwargs: as `args`.
 
     Returns:
@@ -143,7 +148,7 @@ def convert_function(
         )
     model = FunctionModel([program], params, state or {}, quantized_params)
     plan = planning.plan(model)
-    serving = conversion.convert(plan, strict=strict, report=report)
+    serving = conversion.convert(plan, strict=strict, report=report, packed=packed)
     return ServingFunction(fn_q), model.fix_scales(serving)
 
 

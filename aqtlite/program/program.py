@@ -140,8 +140,10 @@ class Program:
             for side in sides:
                 key = OperandKey(module, position, side)
                 operand = FoundOperand.of(call, key, obstacle)
+                is_looked_up = isinstance(one, PlannedLookup)
                 operand = dataclasses.replace(
                     operand,
+                    is_matrix=operand.is_matrix and not is_looked_up,
                     state=self.state_of_weight(one, side),
                     num_states=steps_lib.num_states(one),
                     moments=moments if _is_rounded(one, side) else (),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.numerics import IntSymmetric, Numerics
+from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 
 LOWEST = {1: 16, 2: 16, 4: 16, 8: 256}
@@ -83,6 +84,9 @@ def stored_bytes(values: Any) -> int:
 def _bytes_of_node(node: Any) -> int:
     if not isinstance(node, QTensor):
         return _bytes_of(node, None)
+    if isinstance(node.qvalue, PackedValues):
+        rest = dataclasses.replace(node, qvalue=None)
+        return _bytes_of(node.qvalue.panels, None) + _bytes_of_node(rest)
     on_grid = [x for x in (node.qvalue, node.zero_point) if x is not None]
     others = dataclasses.replace(node, qvalue=None, zero_point=None)
     return sum(_bytes_of(x, node.numerics) for x in on_grid) + sum(

@@ -15,6 +15,7 @@ from aqtlite import errors
 from aqtlite.lowering import transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import indexing, stored_values
+from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import describe
 
@@ -46,7 +47,8 @@ class QTensor:
     """
 
     qvalue: Any
-    """Stored values, in the storage dtype of the grid."""
+    """Stored values, in the storage dtype of the grid; `PackedValues` if they are laid
+    out for a platform (``convert(..., packed="cpu")``)."""
 
     scale: Any
     """Scales, float32, of the rank of `qvalue`. The size along an axis is the number of
@@ -137,10 +139,16 @@ class QTensor:
         return self.in_own_order()._transposed(order, None if is_own else order)
 
     def in_own_order(self) -> "QTensor":
-        """Stores the axes in their own order."""
+        """Stores the axes in their own order, unpacked."""
         if self.order is None:
-            return self
+            return self.unpacked()
         return self._transposed(self.stored_axes, None)
+
+    def unpacked(self) -> "QTensor":
+        """Stores values that were laid out for a platform as an array."""
+        if not isinstance(self.qvalue, PackedValues):
+            return self
+        return dataclasses.replace(self, qvalue=self.qvalue.unpacked())
 
     def as_stored(self) -> "QTensor":
         """Returns the array with its axes in the order of storage."""
@@ -153,7 +161,7 @@ class QTensor:
         self, axes: tuple[int, ...], order: tuple[int, ...] | None
     ) -> "QTensor":
         names = ("qvalue", "scale", "zero_point", "offset", "unrounded", "sums")
-        arrays = {name: getattr(self, name) for name in names}
+        arrays = {name: getattr(self.unpacked(), name) for name in names}
         moved: dict[str, Any] = {
             name: None if array is None else transposed(array, axes)
             for name, array in arrays.items()
@@ -288,6 +296,8 @@ class QTensor:
     def __repr__(self) -> str:
         """Shows dtypes and shapes instead of numbers, of which there may be many."""
         parts = [describe(self.qvalue), f"scale={describe(self.scale)}"]
+        if isinstance(self.qvalue, PackedValues):
+            parts.append("packed")
         if self.zero_point is not None:
             parts.append(f"zero_point={describe(self.zero_point)}")
         if self.offset is not None:

@@ -2,8 +2,8 @@
 
     python -m benchmarks --only int4
 
-Layers with frozen weights, compiled by `aqtlite.compile_serving`, beside int8 and the
-layers of onnxruntime, if it is installed.
+Layers with frozen weights, compiled by `aqtlite.compile_serving`, beside int8, a layer
+that `convert` packed in `jax.jit`, and the layers of onnxruntime, if it is installed.
 """
 
 import functools
@@ -45,6 +45,7 @@ CONFIGS = {
     "nf4": config.update(WEIGHT_ONLY, {"fwd.rhs.numerics": numerics.NormalFloat()}),
     "mxfp4": config.mxfp4(),
 }
+PACKED = "w4a8, blocks of 32"
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
@@ -77,6 +78,9 @@ def served_layers(
         model = plain.clone(dot_general=AqtDotGeneral(cfg))
         serving = convert(model, variables, x)
         layers[name] = functools.partial(_compiled, model, serving)
+        if name == PACKED:
+            packed = convert(model, variables, x, packed="cpu")
+            layers[f"{name}, packed"] = functools.partial(_jitted, model, packed)
     if mlas.is_installed():
         weights = jax.tree.map(np.asarray, variables["params"])
         theirs = mlas.served_layers(weights["kernel"], weights["bias"])
@@ -88,6 +92,10 @@ def served_layers(
 
 def _compiled(model: nn.Module, variables: Any, x: jax.Array) -> Callable[[], Any]:
     return functools.partial(aqtlite.compile_serving(model.apply, variables, x), x)
+
+
+def _jitted(model: nn.Module, variables: Any, x: jax.Array) -> Callable[[], Any]:
+    return functools.partial(jax.jit(model.apply), variables, x)
 
 
 def _calling(call: Callable[[np.ndarray], Any], x: jax.Array) -> Callable[[], Any]:

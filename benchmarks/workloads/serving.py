@@ -4,8 +4,9 @@
 
 One layer with square weights and several numbers of rows, against float and aqtp;
 layers of several sizes, against onnxruntime if it is installed; and a decoding step of
-the demo's transformer, in float32 and with frozen weights. "Compiled" is
-`aqtlite.compile_serving`, and everything else `jax.jit`, but for the decoding steps.
+the demo's transformer, in float32 and with frozen weights. "Packed" is
+``convert(..., packed="cpu")``, "compiled" `aqtlite.compile_serving`, and all but that
+and the decoding steps `jax.jit`.
 """
 
 import functools
@@ -27,7 +28,7 @@ from benchmarks.harness.figures import BARE, Figure
 from benchmarks.harness.options import Options
 from benchmarks.harness.peers import aqt_flax
 
-COMPILED = "aqtlite, compiled"
+PACKED, COMPILED = "aqtlite, packed", "aqtlite, compiled"
 
 Call = Callable[[], Any]
 
@@ -37,6 +38,7 @@ QUICK_WIDTH, QUICK_ROWS = 256, (1, 8)
 SIZES = (
     (1, 1024, 1024),
     (1, 4096, 4096),
+    (8, 1024, 1024),
     (8, 4096, 4096),
     (64, 1024, 1024),
     (64, 4096, 4096),
@@ -165,9 +167,11 @@ def measure_sizes(
     weights = jax.tree.map(np.asarray, variables["params"])
     theirs = mlas.served_layers(weights["kernel"], weights["bias"])
     ours, serving = converted_layer(plain, variables)
+    packed = convert(ours, variables, x, packed="cpu")
     programs: dict[str, Call] = {
         FLOAT32: functools.partial(jax.jit(plain.apply), variables, x),
         AQTLITE: functools.partial(jax.jit(ours.apply), serving, x),
+        PACKED: functools.partial(jax.jit(ours.apply), packed, x),
         COMPILED: compiled_layer(ours, serving, x),
     }
     programs |= {

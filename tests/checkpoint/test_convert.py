@@ -196,6 +196,20 @@ def test_keep_float_that_matches_nothing(tmp_path):
         )
 
 
+def test_packed(tmp_path):
+    model = nn.Dense(24, dot_general=AqtDotGeneral(config.w4a8()))
+    x = jnp.ones((2, 32))
+    variables = init(model, x)
+    source, target = save(tmp_path / "float", variables, "msgpack"), tmp_path / "packed"
+    wanted = convert(model, variables, x, packed="cpu")
+    report = checkpoint.convert_checkpoint(source, target, model, x, packed="cpu")
+    (weight,) = report.weights
+    assert (weight.shape, weight.grid) == ((24, 32), "int4")
+    assert weight.bytes_after == 2 * 16 * 32 // 2 + 4 * 24
+    assert_same(checkpoint.load_serving(target, model), wanted)
+    assert_same(checkpoint.load_serving(target), wanted)
+
+
 def test_dry_run_writes_nothing(tmp_path):
     model = models.MlpBlock(INT8)
     source = save(tmp_path / "float", init(model, X), "msgpack")

@@ -25,6 +25,7 @@ def convert(
     calls: Sequence[Call] | None = None,
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
+    packed: str | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
     """Freezes the quantized weights of a trained model into its variables.
@@ -55,6 +56,10 @@ def convert(
         strict: raise if a weight cannot be frozen and would be quantized at every call.
         report: function to call with the `ConversionReport`: the frozen parameters, the
             parameters that stay in float, and why. ``report=print`` prints a table.
+        packed: "cpu" packs int4 and int8 weights as the kernel of the extra ``cpu``
+            reads them, so that `jax.jit` need not lay them out at every call. Other
+            platforms, and CPUs without the kernel, unpack them at every call; results
+            are the same. None stores them as they are; other names raise ValueError.
         **kwargs: as `args`; includes `method`, `rngs` and `mutable` of `apply`.
 
     Returns:
@@ -102,7 +107,7 @@ def convert(
     for call in calls:
         _check_arguments(model, call)
     planned = plan(model, variables, calls)
-    serving = conversion.convert(planned, strict=strict, report=report)
+    serving = conversion.convert(planned, strict=strict, report=report, packed=packed)
     fixed: dict[str, Any] = planned.model.fix_scales(serving)
     return fixed
 

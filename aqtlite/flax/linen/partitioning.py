@@ -10,6 +10,7 @@ from flax import linen as nn
 from aqtlite.program.serving.frozen_record import FrozenEntry
 from aqtlite.program.serving.model import Buffer, Parameter, ParameterAxis
 from aqtlite.program.serving.weight import Weight
+from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 
 Boxes = dict[Parameter | Buffer, Any]
@@ -35,16 +36,20 @@ def boxes_of(params: Any, parameters: tuple[Parameter, ...]) -> Boxes:
 def boxed(weight: Weight, stored: FrozenEntry, boxes: Boxes) -> FrozenEntry:
     """Returns a frozen weight, boxed like its parameters.
 
+    One that is packed has no axes to name.
+
     Args:
         weight: the weight.
         stored: what of it is stored.
         boxes: boxes of the parameters.
     """
     side = stored.record.operand.side
-    box = box_of(weight.axes(), boxes)
+    q = stored.values[side]
+    is_packed = isinstance(q.qvalue, PackedValues)
+    box = None if is_packed else box_of(weight.axes(), boxes)
     if box is None:
         return stored
-    qtensor = _box_qtensor(stored.values[side], box)
+    qtensor = _box_qtensor(q, box)
     return stored._replace(values={**stored.values, side: qtensor})
 
 

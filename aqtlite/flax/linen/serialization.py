@@ -16,6 +16,7 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.kv_cache import Packed
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.frozen_record import FrozenRecord
+from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.preparation.smoothing import SmoothingStatistics
 from aqtlite.quantization.states.fixed_scale import FixedScale
@@ -25,6 +26,7 @@ from aqtlite.quantization.states.stored_statistics import restored_statistics
 
 _ARRAYS: dict[type, tuple[str, ...]] = {
     QTensor: ("qvalue", "scale", "zero_point", "unrounded", "sums"),
+    PackedValues: ("panels",),
     Packed: ("packed", "scale"),
     FixedScale: ("scale", "zero_point"),
     Statistics: ("batches", "state"),

@@ -37,6 +37,7 @@ from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.program.serving.weight import Weight
+from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.quantization.states import second_moment
 from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.quantization.states.state_collections import STATISTICS
@@ -48,6 +49,7 @@ def convert(
     calls: Sequence[Call] | None = None,
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
+    packed: str | None = None,
     **kwargs: Any,
 ) -> M:
     """Freezes the quantized weights of a model into a serving model.
@@ -93,6 +95,10 @@ def convert(
             reads it.
         strict: raise if a weight stays in float and would be quantized at every call.
         report: function to call with the `ConversionReport`; `print` prints a table.
+        packed: "cpu" packs int4 and int8 weights as the kernel of the extra ``cpu``
+            reads them, so that `jax.jit` need not lay them out at every call. Other
+            platforms, and CPUs without the kernel, unpack them at every call; results
+            are the same. None stores them as they are; other names raise ValueError.
         **kwargs: as `args`; and `method`, the name of the method to call, if it is not
             ``"__call__"``.
 
@@ -115,6 +121,7 @@ def convert(
         calls=calls,
         strict=strict,
         report=report,
+        packed=packed,
         **kwargs,
     )
 
@@ -125,6 +132,7 @@ def convert_in_place(
     calls: Sequence[Call] | None = None,
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
+    packed: str | None = None,
     **kwargs: Any,
 ) -> M:
     """Freezes the quantized weights of a model in place; see `convert`.
@@ -138,6 +146,7 @@ def convert_in_place(
         calls: as in `convert`.
         strict: as in `convert`. If it raises, the model is unchanged.
         report: as in `convert`.
+        packed: as in `convert`.
         **kwargs: as in `convert`.
 
     Returns:
@@ -151,7 +160,7 @@ def convert_in_place(
     for call in calls:
         _check_arguments(quantized, call)
     planned = plan(quantized, calls)
-    serving = conversion.convert(planned, strict=strict, report=report)
+    serving = conversion.convert(planned, strict=strict, report=report, packed=packed)
     return cast(M, planned.model.fix_scales(serving))
 
 
@@ -198,9 +207,11 @@ class NnxModel(FunctionModel):
         samples: dict[str, dict[str, Sample[Any]]] = {}
         for weight, one in zip(weights, stored, strict=True):
             module, side = "/".join(one.module), one.record.operand.side
-            metadata = partitioning.metadata_of(weight, self._call.variables)
+            q, metadata = one.values[side], dict[str, Any]()
+            if not isinstance(q.qvalue, PackedValues):  # Its axes have no names.
+                metadata = partitioning.metadata_of(weight, self._call.variables)
             metadata[RECORD] = one.record
-            variable = Frozen(one.values[side], **metadata)
+            variable = Frozen(q, **metadata)
             frozen_by_module.setdefault(module, {})[one.name] = variable
             if IDENTITY in one.values:
                 sample = Sample(one.values[IDENTITY], eager_sharding=False)

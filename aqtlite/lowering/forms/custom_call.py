@@ -229,6 +229,11 @@ class Function(abc.ABC):
         )
         return self.at.call(function, args)
 
+    def prefetch(self, pointer: Any, offset: Any) -> None:
+        """Reads a line of memory into the cache, if the address is valid."""
+        place, flags = self.offset(pointer, offset), map(self.int, (0, 3, 1))
+        self.call("llvm.prefetch.p0", self.none, place, *flags)
+
     @contextlib.contextmanager
     def loop(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Any]:
         """Runs its body with indices up to `stop`, at least once."""

@@ -107,11 +107,10 @@ def of_dot(
     if is_int4:
         return None
     if not processor.has_unsigned_dots():
-        suits = in_panels is not None and processor.has_slow_dots_of_bytes()
-        return in_panels if suits and rows <= _PANEL_ROWS_OF_AVX2 else None
+        return in_panels if reads_panels(rows, dtypes[argument]) else None
     if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
         return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
-    if in_panels is not None and rows <= _PANEL_ROWS:
+    if in_panels is not None and reads_panels(rows, dtypes[argument]):
         return in_panels
     if rows == 0 or size < _worthwhile(rows):
         return None
@@ -123,6 +122,20 @@ def of_dot(
     else:
         return None
     return form(argument, contracting[of_weight], shapes[of_weight])
+
+
+def reads_panels(rows: int, dtype: np.dtype) -> bool:
+    """Returns True if the kernel of panels takes less time than other forms.
+
+    Args:
+        rows: number of rows that are contracted with the weights.
+        dtype: dtype of the weights, int4 or int8.
+    """
+    if dtype == jnp.int4:
+        return True
+    if processor.has_unsigned_dots():
+        return rows <= _PANEL_ROWS
+    return processor.has_slow_dots_of_bytes() and rows <= _PANEL_ROWS_OF_AVX2
 
 
 def _worthwhile(rows: int) -> int:

@@ -80,6 +80,11 @@ def as_bytes(weights: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(weights.reshape(rows, columns // 2, 2), jnp.uint8)
 
 
+def values_of(pairs: jax.Array) -> jax.Array:
+    """Returns the values of `as_bytes`, given as int8, as int8."""
+    return jnp.stack(_halves(pairs), axis=-1).reshape(len(pairs), -1)
+
+
 def sums(x: jax.Array, weights: jax.Array) -> jax.Array:
     """Contracts the rows of a matrix with the rows of weights.
 
@@ -139,8 +144,13 @@ def _part_of_raised(halves: list[jax.Array], weights: jax.Array) -> jax.Array:
 
 def _part_of_signed(halves: list[jax.Array], weights: jax.Array) -> jax.Array:
     """The sums of a block of weights, as int8, as rhs."""
-    signed, half = lax.bitcast_convert_type(weights, jnp.int8), np.int8(_HALF)
-    low = lax.shift_right_arithmetic(lax.shift_left(signed, half), half)
-    high = lax.shift_right_arithmetic(signed, half)
+    low, high = _halves(lax.bitcast_convert_type(weights, jnp.int8))
     contract = plain.dot if halves[0].dtype == jnp.int8 else cpu.mixed_dot
     return contract(halves[0], low, _MATRICES) + contract(halves[1], high, _MATRICES)
+
+
+def _halves(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the lower and the upper halves of bytes, int8, as signed integers."""
+    half = np.int8(_HALF)
+    low = lax.shift_right_arithmetic(lax.shift_left(pairs, half), half)
+    return low, lax.shift_right_arithmetic(pairs, half)

@@ -40,6 +40,9 @@ class Kernel:
     is_packed: bool
     """Whether the weights are in panels."""
 
+    has_packed_scales: bool
+    """Whether the scales of the weights are, too."""
+
     instructions: Instructions
 
 
@@ -50,7 +53,8 @@ def registered(kernel: Kernel) -> str:
     Its arguments are the weights, ``(columns, products)`` or in `panels`; the
     other operand, ``(rows, products)``, int8, or float32 where there are several
     digits; and where sums are scaled, factors of the rows, float32 ``(rows, tiles)``,
-    if they are of int8, and the scales of the weights, float32 ``(columns, tiles)``.
+    if they are of int8, and the scales of the weights, float32 ``(columns, tiles)``, or
+    in `panels`.
     """
     parts = map(int, dataclasses.astuple(kernel))
     name = "_".join(["aqtlite_panels", *map(str, parts)])
@@ -136,11 +140,14 @@ class PanelFunction(custom_call.Function):
         memory, sizes = Memory(values, offsets, factors), Sizes(rows, tiles, blocks)
         row_bytes = self.times(tiles, blocks, BLOCK * kernel.bits // 8)
         own, own_scales = self.null, self.null
-        if not kernel.is_packed:
-            of_panel = self.times(row_bytes, PANEL)
+        lays_out_scales = kernel.is_scaled and not kernel.has_packed_scales
+        if not kernel.is_packed or lays_out_scales:
             of_scales = self.times(tiles, 4 * PANEL)
-            own = self.call("malloc", self.pointer, self.sum(of_panel, of_scales))
-            own_scales = self.offset(own, of_panel)
+            of_panel = self.times(row_bytes, 0 if kernel.is_packed else PANEL)
+            own_scales = self.call(
+                "malloc", self.pointer, self.sum(of_scales, of_panel)
+            )
+            own = self.offset(own_scales, of_scales)
         # Columns that are no whole panel are computed with those before them.
         last = self.at.sub(columns, self.long(PANEL))
         with (
@@ -150,20 +157,24 @@ class PanelFunction(custom_call.Function):
             column = self.least(index, last)
             row = index if kernel.is_packed else column
             panel = self.offset(weights, self.times(row, row_bytes))
-            of_panel = self.offset(scales, self.times(row, tiles, 4))
             if not kernel.is_packed:
                 words = self.at.sdiv(row_bytes, self.long(panels.WORD))
                 panels.lay_out(self, panel, words, own, panels.SIGNS[kernel.bits])
-                if kernel.is_scaled:
-                    panels.lay_out(self, of_panel, tiles, own_scales)
-                panel, of_panel = own, own_scales
+                panel = own
+            row = index if kernel.has_packed_scales else column
+            of_panel = self.offset(scales, self.times(row, tiles, 4))
+            following = None
+            if lays_out_scales:
+                panels.lay_out(self, of_panel, tiles, own_scales)
+                following = self.offset(of_panel, self.times(tiles, 4 * PANEL))
+                of_panel = own_scales
             place = self.sum(self.times(first, columns), column)
             here = memory.from_row(self, first, kernel.digits, sizes)
             place = self.offset(out, self.times(place, 4))
-            arrays = Arrays(panel, of_panel, here, place)
+            arrays = Arrays(panel, of_panel, here, place, following)
             self._compute_panel(arrays, self._from_row(first, sizes), columns)
-        if not kernel.is_packed:
-            self.call("free", self.none, own)
+        if not kernel.is_packed or lays_out_scales:
+            self.call("free", self.none, own_scales)
 
     def _compute_panel(self, arrays: Arrays, sizes: Sizes, columns: Any) -> None:
         """Computes rows, as many at once as there are, of a panel of columns."""

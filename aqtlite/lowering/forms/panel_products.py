@@ -23,7 +23,7 @@ from aqtlite.lowering.forms import (
 )
 from aqtlite.lowering.forms.panel_kernel import Kernel
 from aqtlite.lowering.forms.panel_rows import BLOCK
-from aqtlite.lowering.forms.panels import PANEL
+from aqtlite.lowering.forms.panels import PANEL, Panels
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
@@ -40,6 +40,7 @@ _ROWS_OF_FLOATS = 8
 _PRODUCTS = {4: 2**20, 8: 2**16}
 
 _Typed = jax.Array | jax.ShapeDtypeStruct
+_Weights = jax.Array | Panels
 
 
 def is_available(target: Target) -> bool:
@@ -104,10 +105,19 @@ def has_fast_sums_of_floats(
     lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers
 ) -> bool:
     """Returns True if `sums_of_floats` takes less time than other forms do."""
-    if not takes_scaled(lhs, rhs, dims):
-        return False
-    is_slow = rhs.dtype == jnp.int8 and processor.has_slow_dots_of_bytes()
-    return not is_slow or math.prod(lhs.shape[:-1]) <= _ROWS_OF_FLOATS
+    rows = math.prod(lhs.shape[:-1])
+    return takes_scaled(lhs, rhs, dims) and has_fast_floats(rows, rhs.dtype)
+
+
+def has_fast_floats(rows: int, dtype: np.dtype) -> bool:
+    """Returns True if the kernel contracts rows of floats with weights fastest.
+
+    Args:
+        rows: number of rows.
+        dtype: dtype of the weights, int4 or int8.
+    """
+    is_slow = dtype == jnp.int8 and processor.has_slow_dots_of_bytes()
+    return not is_slow or rows <= _ROWS_OF_FLOATS
 
 
 def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
@@ -149,35 +159,42 @@ def sums_of_floats(
 
 
 def scaled_sums(
-    lhs: jax.Array, rhs: jax.Array, factors: jax.Array, scales: jax.Array
+    lhs: jax.Array, rhs: _Weights, factors: jax.Array, scales: jax.Array
 ) -> jax.Array:
     """Contracts rows of integers with rows of weights, and adds scaled sums of tiles.
 
     Args:
         lhs: int8, ``(rows, products)``.
-        rhs: int4 or int8, ``(columns, products)``.
+        rhs: int4 or int8, ``(columns, products)``, which may be in panels.
         factors: float32, ``(rows, tiles)``, the scales of lhs.
         scales: float32, ``(columns, tiles)``.
 
     Returns:
         float32, ``(rows, columns)``.
     """
-    return _ScaledSums(1)(rhs, lhs, factors, scales)
+    return _scaled_sums(1, rhs, lhs, factors, scales)
 
 
 def scaled_sums_of_floats(
-    lhs: jax.Array, rhs: jax.Array, scales: jax.Array, out_dtype: np.dtype
+    lhs: jax.Array, rhs: _Weights, scales: jax.Array, out_dtype: np.dtype
 ) -> jax.Array:
     """Like `scaled_sums`, for rows of floats, which have a unit for each tile.
 
     Args:
         lhs: floating, ``(rows, products)``.
-        rhs: int4 or int8, ``(columns, products)``.
+        rhs: as in `scaled_sums`.
         scales: float32, ``(columns, tiles)``.
         out_dtype: final dtype of the contraction.
     """
     count = digits.count_of_floats(lhs.dtype, out_dtype)
-    return _ScaledSums(count)(rhs, exact.float32(lhs), scales)
+    return _scaled_sums(count, rhs, exact.float32(lhs), scales)
+
+
+def _scaled_sums(count: int, weights: _Weights, *others: jax.Array) -> jax.Array:
+    """The scaled sums of tiles, of `count` digits of an element of lhs."""
+    if isinstance(weights, Panels):
+        return _ScaledSums(count, weights.bits)(weights.values, *others)
+    return _ScaledSums(count, jnp.iinfo(weights.dtype).bits)(weights, *others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,9 +204,14 @@ class _ScaledSums(TargetDependent):
     digits: int
     """Number of digits of an element of lhs, of floats if there are several."""
 
+    bits: int
+    """Bits of a weight."""
+
     def reference(self, rhs, lhs, *scales):
         *_, of_columns = scales
-        tiles = of_columns.shape[1]
+        columns, tiles = of_columns.shape
+        if rhs.dtype == jnp.uint8:
+            rhs = Panels(rhs, columns, self.bits).integers()
         x, weights = (x.reshape(x.shape[0], tiles, -1) for x in (lhs, rhs))
         if self.digits > 1:
             values, unit = digits.of_floats(x, (2,), self.digits)
@@ -201,42 +223,43 @@ class _ScaledSums(TargetDependent):
         total = digits.combine(list(sums))
         return (total * factors.T[:, :, None] * of_columns.T[:, None]).sum(0)
 
-    def lowered(self, target, rhs, lhs, *scales):
+    def lowered(self, target, *args):
         del target
-        columns, bits = scales[-1].shape[0], jnp.iinfo(rhs.dtype).bits
-        return _call(rhs, lhs, *scales, columns=columns, bits=bits, digits=self.digits)
+        columns = args[-1].shape[0]
+        return _call(*args, columns=columns, bits=self.bits, digits=self.digits)
 
     def packing(self, known, types):
-        if 0 not in known:
-            return None
-        scales = frozenset({len(types) - 1})
-        return _Panels(self, jnp.iinfo(types[0].dtype).bits, tuple(known & scales))
+        weights, scales = 0, len(types) - 1
+        of_scales = tuple(known & {scales})
+        if types[weights].dtype == jnp.uint8:
+            return _Panels(self, scales) if of_scales else None
+        return _Panels(self, weights, of_scales) if weights in known else None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Panels(Packing):
-    """The weights in panels, and their scales if they are known."""
+    """The weights in panels, or their scales, or both."""
 
     function: _ScaledSums
-    bits: int
-    beside: tuple[int, ...]
-    argument = 0
+    argument: int
+    beside: tuple[int, ...] = ()
 
     @property
     def layout(self):
         return type(self)
 
     def pack(self, args):
-        weights = panels.of_weights(args[self.argument])
-        return weights, *(panels.of_scales(args[i]) for i in self.beside)
+        arguments = self.argument, *self.beside
+        return tuple(
+            panels.of_scales(args[i]) if i else panels.of_weights(args[i])
+            for i in arguments
+        )
 
     def run(self, packed, args):
-        weights, *beside = packed
-        *rows, scales = args[1:]
-        columns, bits = scales.shape[0], self.bits
-        (scales,) = beside or (panels.of_scales(scales),)
-        digits = self.function.digits
-        return _call(weights, *rows, scales, columns=columns, bits=bits, digits=digits)
+        of = self.function
+        arguments = dict(zip((self.argument, *self.beside), packed, strict=True))
+        given = (arguments.get(i, x) for i, x in enumerate(args))
+        return _call(*given, columns=args[-1].shape[0], bits=of.bits, digits=of.digits)
 
 
 def _call(
@@ -252,7 +275,8 @@ def _call(
     Args:
         weights: int4 or int8, ``(columns, products)``, or `panels.of_weights`.
         x: its other operand.
-        scales: factors of rows and scales of columns, if sums are scaled.
+        scales: factors of rows and scales of columns, or `panels.of_scales` of these,
+            if sums are scaled.
         columns: number of columns.
         bits: bits of a weight.
         digits: number of digits of an element of `x`.
@@ -265,6 +289,7 @@ def _call(
         is_scaled=bool(scales),
         is_single=bool(scales) and x.shape[1] == scales[-1].shape[1] * BLOCK,
         is_packed=weights.dtype == jnp.uint8,
+        has_packed_scales=bool(scales) and scales[-1].ndim == 3,
         instructions=instructions,
     )
     dtype = jnp.float32 if scales else jnp.int32

@@ -38,6 +38,10 @@ class Arrays:
     out: Any
     """int32 or float32, ``(rows, columns)``, from the first column of the panel on."""
 
+    following: Any = None
+    """Scales that are read after those of the panel, to be fetched beside its weights;
+    None for none."""
+
 
 class RowsOfPanel:
     """Writes the instructions that compute some rows of a panel of columns.
@@ -89,6 +93,8 @@ class RowsOfPanel:
             # Unlike zero, it changes no term that is added to it.
             at.store(self.f.constant(self.floats, -0.0), one)
         with self.f.loop(0, sizes.tiles) as tile:
+            if arrays.following is not None:
+                self.f.prefetch(arrays.following, self.f.times(tile, 4 * PANEL))
             self._add_tile(arrays, sizes, row, tile, is_single)
             self._accumulate(arrays, sizes, row, tile)
         found = [[at.load(one) for one in of_row] for of_row in self.totals]

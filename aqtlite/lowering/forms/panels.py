@@ -4,7 +4,7 @@ A panel has `PANEL` rows, of which it holds 32 bits each by turns: eight int4 th
 multiplied by the same eight values, or four int8. Weights are raised, to be unsigned.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,36 @@ SIGNS = {4: 0x88888888, 8: 0x80808080}
 
 _QUAD = 4
 """Number of words of a row that are read at a time."""
+
+
+class Panels(NamedTuple):
+    """A matrix of weights in panels."""
+
+    values: jax.Array
+    """uint8, from `of_weights`."""
+
+    columns: int
+    """Number of rows of the matrix, which are columns of a result."""
+
+    bits: int
+    """Bits of a weight: 4 or 8."""
+
+    @property
+    def products(self) -> int:
+        """The number of weights of a row."""
+        return self.values.shape[1] * 8 // (PANEL * self.bits)
+
+    def integers(self) -> jax.Array:
+        """Returns the matrix, int8."""
+        words = lax.bitwise_xor(self.values, np.uint8(SIGNS[self.bits] & 0xFF))
+        words = words.reshape(len(words), -1, PANEL, WORD)
+        size = words.shape[1] * WORD
+        rows = jnp.moveaxis(words, 2, 1).reshape(-1, size)
+        rest = self.columns % PANEL
+        if rest:  # The last panel repeats rows of the one before it.
+            rows = jnp.concatenate([rows[: self.columns - rest], rows[-rest:]])
+        signed = lax.bitcast_convert_type(rows, jnp.int8)
+        return signed if self.bits == 8 else pairs.values_of(signed)
 
 
 def of_weights(weights: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ Independent of the framework: a `Model` puts the frozen weights into its variabl
 
 import functools
 import inspect
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from absl import logging
 
 from aqtlite.jaxpr import slicing
 from aqtlite.program.serving import given as given_lib
-from aqtlite.program.serving import identity
+from aqtlite.program.serving import identity, packing
 from aqtlite.program.serving import report as report_lib
 from aqtlite.program.serving.framework import Model
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenEntry
@@ -60,6 +60,7 @@ def convert(
     *,
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
+    packed: str | None = None,
 ) -> Any:
     """Returns the serving variables of a plan, and reports on every parameter.
 
@@ -67,12 +68,16 @@ def convert(
         plan: the plan.
         strict: raise if a weight stays in float.
         report: function to call with the `ConversionReport`.
+        packed: platform to pack the weights for; None for none.
 
     Raises:
-        ValueError: with `strict`, if a weight stays in float; no variable has changed
-            by then.
+        ValueError: if the platform has no packed form; with `strict`, if a weight stays
+            in float. No variable has changed by then.
     """
+    packing.check(packed)
     stored = freeze(plan)
+    if packed is not None:
+        stored = packing.packed(plan, stored)
     summary = report_lib.report_of(plan, stored)
     if strict:
         report_lib.check_all_frozen(summary)
@@ -82,9 +87,18 @@ def convert(
     return plan.model.serving(plan.weights, stored, plan.placeholders())
 
 
-def serving(plan: Plan) -> Any:
-    """Returns the serving variables of a plan."""
-    return plan.model.serving(plan.weights, freeze(plan), plan.placeholders())
+def serving(plan: Plan, packed: Collection[tuple[str, ...]] = ()) -> Any:
+    """Returns the serving variables of a plan.
+
+    Args:
+        plan: the plan.
+        packed: `Weight.path` of the weights to pack.
+    """
+    stored = [
+        packing.entry(one) if weight.path in packed else one
+        for weight, one in zip(plan.weights, freeze(plan), strict=True)
+    ]
+    return plan.model.serving(plan.weights, stored, plan.placeholders())
 
 
 def freeze(plan: Plan) -> list[FrozenEntry]:

@@ -17,6 +17,7 @@ from aqtlite.jaxpr.axes import axes
 from aqtlite.jaxpr.origins import Origin
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.tracing import is_array
+from aqtlite.operations import DotGeneral
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.quantization.states.state_collections import ADAPTER
@@ -198,6 +199,10 @@ class FoundOperand:
     is_product: bool = False
     """Whether its contraction stays in float, because each sum has one product."""
 
+    is_matrix: bool = False
+    """Whether a `lax.dot_general` without batch axes contracts it, and nothing looks up
+    its rows."""
+
     state: tuple[str, ...] = ()
     """As `FrozenRecord.state`."""
 
@@ -221,15 +226,18 @@ class FoundOperand:
         obstacle: str | None,
     ) -> "FoundOperand":
         """Returns an operand of a contraction, before its origin is known."""
+        operation = contraction.operation
+        batch_axes = operation.axes(key.side).batch
         return cls(
             key=key,
             operand=contraction.operand(key.side),
             cfg=contraction.cfg,
-            batch_axes=contraction.operation.axes(key.side).batch,
+            batch_axes=batch_axes,
             frozen_operands=contraction.frozen_operands,
             name=contraction.name,
             obstacle=obstacle,
             is_product=contraction.is_product,
+            is_matrix=isinstance(operation, DotGeneral) and not batch_axes,
         )
 
     def made_of(
