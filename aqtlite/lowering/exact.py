@@ -115,7 +115,7 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     several arrays with its consumers; other platforms keep the barrier.
 
     Args:
-        x: any shape. Meant for small arrays: a CPU also writes an int32 per element.
+        x: any shape. Meant for small arrays: a CPU also writes a byte per element.
     """
     return _FusionBarrier()(x)
 
@@ -234,20 +234,20 @@ def _copies(x: jax.Array) -> jax.Array:
 def _with_reciprocal(scale: jax.Array, unit: float) -> list[jax.Array]:
     copies = _copies(scale)
     # XLA would divide before it copies, in a kernel of its own, if both copies were.
-    is_later = lax.eq(_positions(copies), np.int32(1))
+    is_later = lax.eq(_positions(copies), np.int8(1))
     divisor = lax.select(is_later, copies, lax.full_like(copies, 1))
     return _later_of_two(copies, _quotient(unit, divisor))
 
 
 def _positions(copies: jax.Array) -> jax.Array:
     sharding = explicit_sharding(copies)
-    return lax.broadcasted_iota(jnp.int32, copies.shape, 0, out_sharding=sharding)
+    return lax.broadcasted_iota(jnp.int8, copies.shape, 0, out_sharding=sharding)
 
 
 def _later_of_two(*pairs: jax.Array) -> list[jax.Array]:
     # XLA makes one reduction of two that have equal operands, and fuses it.
     operands = (*pairs, _positions(pairs[0]))
-    start = (*(np.zeros((), x.dtype) for x in pairs), np.int32(-1))
+    start = (*(np.zeros((), x.dtype) for x in pairs), np.int8(-1))
     *found, _ = lax.reduce(operands, start, _later, (0,))
     return found
 
