@@ -67,7 +67,7 @@ class _SumOfProducts(TargetDependent):
         if _is_packed(rhs) and not _is_packed(lhs):
             left, right = _with_values(lhs_q, lhs), _with_values(rhs_q, rhs)
             if _takes(target, self.how, operation, lhs, rhs):
-                sums = _by_kernel(target, self.how, operation, (lhs, left), right)
+                sums = _by_kernel(self.how, operation, (lhs, left), right)
         return self.reference(*leaves) if sums is None else sums
 
     def _of(self, *leaves):
@@ -101,7 +101,6 @@ def _takes(
 
 
 def _by_kernel(
-    target: Target,
     how: ContractionExecution,
     operation: Any,
     lhs: tuple[Operand, QTensor | None],
@@ -110,7 +109,6 @@ def _by_kernel(
     """Sums by the kernel; None if other forms take less time, or it lacks the kind.
 
     Args:
-        target: a target with the kernel.
         how: execution of the contraction.
         operation: a `Dot`.
         lhs: left operand, and that quantized.
@@ -121,7 +119,7 @@ def _by_kernel(
     counts = tiles.counts(how, operation, lhs[1], rhs_q) if how.has_blocks else ()
     if math.prod(counts) > 1:
         given = tiles.given_of(how, operation, (left, lhs[1]), (right, rhs_q))
-        return tiles.by_kernel(target, how, counts, operation, given)
+        return tiles.by_kernel(how, counts, operation, given)
     values, dtype = rhs_q.qvalue, left.values.dtype
     rows = math.prod(left.values.shape[: -values.contracted])
     if how.kind == "mixed":

@@ -13,7 +13,7 @@ from aqtlite.contraction import dots
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import Dot
 from aqtlite.lowering.forms import gpu, panel_products
-from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation
 from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
@@ -123,9 +123,10 @@ class _SumOfTiles(TargetDependent):
         if target.partitions > 1 or self.how.out_sharding is not None:
             return self.reference(*leaves)
         uncut = jax.tree.unflatten(self.structure, leaves)
-        out = by_kernel(target, self.how, self.counts, *uncut)
-        if out is not None:
-            return out
+        if panel_products.is_available(target):
+            out = by_kernel(self.how, self.counts, *uncut)
+            if out is not None:
+                return out
         if target.is_gpu:
             leaves = tuple(
                 gpu.widened(x, target) if x.dtype == jnp.int4 else x for x in leaves
@@ -174,7 +175,6 @@ class _SumOfTiles(TargetDependent):
 
 
 def by_kernel(
-    target: Target,
     how: ContractionExecution,
     counts: tuple[int, ...],
     operation: Operation,
@@ -182,8 +182,9 @@ def by_kernel(
 ) -> jax.Array | None:
     """Contracts by the kernel that has a loop over tiles; None if it does not suit.
 
+    Only for targets where `panel_products.is_available`.
+
     Args:
-        target: target of the program.
         how: execution of the contraction.
         counts: number of tiles of each contracting axis.
         operation: the contraction.
@@ -202,8 +203,6 @@ def by_kernel(
     )
     takes = panel_products.takes_scaled
     if not has_tiles or not takes(lhs, rhs, operation.dims, counts[-1]):
-        return None
-    if not panel_products.is_available(target):
         return None
     (tiles,) = counts
     *lhs_rest, products = lhs.shape

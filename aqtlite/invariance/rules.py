@@ -188,8 +188,8 @@ def _scattered(params, source, x):
 
 _RULES: Mapping[str, Rule] = {
     **{name: _as_kernel(one) for name, one in functions.UNARY.items()},
-    "cos": lambda params, x: angles.Pair()("cos", params, x),
-    "sin": lambda params, x: angles.Pair()("sin", params, x),
+    "cos": lambda params, x: angles.sine_and_cosine(x)["cos"],
+    "sin": lambda params, x: angles.sine_and_cosine(x)["sin"],
     **{name: _without_params(one) for name, one in arithmetic.ROOTS.items()},
     **_SUMS,
     **_OVER_AXES,

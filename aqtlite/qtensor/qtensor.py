@@ -161,7 +161,8 @@ class QTensor:
         self, axes: tuple[int, ...], order: tuple[int, ...] | None
     ) -> "QTensor":
         names = ("qvalue", "scale", "zero_point", "offset", "unrounded", "sums")
-        arrays = {name: getattr(self.unpacked(), name) for name in names}
+        whole = self.unpacked()
+        arrays = {name: getattr(whole, name) for name in names}
         moved: dict[str, Any] = {
             name: None if array is None else transposed(array, axes)
             for name, array in arrays.items()
