@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.calibration import changed_range, scales
+from aqtlite.lowering import float8
 from aqtlite.numerics import Float, Numerics, fields
 
 
@@ -48,6 +49,6 @@ class RoundedScale(changed_range.ChangedRange):
     def changed(self, bound: jax.Array, grid: Numerics) -> jax.Array:
         values = Float.from_dtype(self.dtype)
         scale = scales.scale_from_bound(bound, grid.bound, grid.unit)
-        rounded = values.round(scale, None).astype(jnp.float32)
+        rounded = float8.widened(values.round(scale, None))
         rounded = jnp.maximum(rounded, np.float32(values.smallest))
         return rounded * np.float32(grid.bound / grid.unit)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, float8
 from aqtlite.numerics import Float
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -169,7 +169,7 @@ def _relative(
     largest = jnp.max(used, shared, keepdims=True, initial=0.0)
     whole = _part(largest, grid.bound)
     codes = grid.round(exact.algebraic_barrier(used) * (np.float32(1) / whole), None)
-    values = jnp.maximum(codes.astype(jnp.float32), np.float32(grid.smallest))
+    values = jnp.maximum(float8.widened(codes), np.float32(grid.smallest))
     rounded = exact.rounded_product(values, whole)
     top = exact.rounded_product(jnp.full_like(whole, grid.bound), whole)
     top = jnp.where(largest > 0, top, np.float32(0))
@@ -178,7 +178,7 @@ def _relative(
     # Positive floats are ordered like their bits.
     bits = jnp.dtype(f"uint{8 * codes.dtype.itemsize}")
     after = lax.bitcast_convert_type(codes, bits) + np.ones((), bits)
-    after = lax.bitcast_convert_type(after, codes.dtype).astype(jnp.float32)
+    after = float8.widened(lax.bitcast_convert_type(after, codes.dtype))
     after = jnp.minimum(after, np.float32(grid.bound))
     above = exact.rounded_product(after, whole)
     return jnp.where(rounded < used, above, rounded), top

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite.lowering import float8
+
 Arithmetic = Literal["integer", "float", "table"]
 
 
@@ -142,7 +144,7 @@ class Numerics(abc.ABC):
         Returns:
             float32, of the shape of `stored`.
         """
-        return stored.astype(jnp.float32)
+        return float8.widened(stored)
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         """The elements to which the straight-through estimator passes the gradient.

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, float8
+from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import base, fields, rounding
 
 SpecialValues = Literal["none", "nan", "ieee", "fnuz"]
@@ -212,30 +213,12 @@ class Float(base.Numerics):
         return dataclasses.replace(self, stochastic_rounding=False)
 
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
-        # Every product here is with a power of two and thus exact, so that FMA
-        # contraction changes nothing. The final cast, which rounds differently on some
-        # platforms, is exact too.
-        bound = np.float32(self.bound)
-        clipped = jnp.clip(scaled.astype(jnp.float32), -bound, bound)
-        bits = lax.bitcast_convert_type(clipped, jnp.int32)
-        exponent = ((bits >> 23) & 0xFF) - 127
-        # A NaN has the exponent 128.
-        exponent = jnp.clip(exponent, self._smallest_exponent, 126) - self.mantissa_bits
-        steps = jnp.abs(clipped) * _power_of_two(-exponent)
-        if self.stochastic_rounding:
-            whole = rounding.stochastically(steps, noise)
-        else:
-            whole = exact.nearest_integer(steps)
-        # NaN becomes an arbitrary value of the grid.
-        whole = jnp.clip(whole, 0, 2 << self.mantissa_bits)
-        magnitude = whole.astype(jnp.float32) * _power_of_two(exponent)
-        magnitude = jnp.minimum(magnitude, bound)
-        sign = bits & np.int32(-(2**31))
-        if self.special_values == "fnuz":
-            sign = jnp.where(whole == 0, 0, sign)
-        rounded = lax.bitcast_convert_type(magnitude, jnp.int32) | sign
-        rounded = lax.bitcast_convert_type(rounded, jnp.float32)
-        return rounded.astype(self.storage_dtype)
+        noise = rounding.given(noise) if self.stochastic_rounding else None
+        given = () if noise is None else (noise,)
+        scaled = lax.stop_gradient(scaled.astype(jnp.float32))
+        values = Elementwise(_rounded, (self,))(scaled, *given)
+        # On some platforms, a conversion rounds differently; here it is exact.
+        return float8.narrowed(values, self.storage_dtype)
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         if not self.clip_gradient:
@@ -258,9 +241,38 @@ _DTYPES: dict[str, tuple[int, int, SpecialValues, int | None]] = {
 }
 
 
-def _power_of_two(exponent: jax.Array) -> jax.Array:
-    """2 to the power of an int32 from -126 to 127, exactly."""
-    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+_SIGN, _MAGNITUDE = np.int32(-(2**31)), np.int32(2**31 - 1)
+_EXPONENT, _MANTISSA_BITS = np.int32(0xFF << 23), 23
+
+
+def _rounded(grid: Float, x: jax.Array, *noise: jax.Array) -> jax.Array:
+    """Rounds float32 to values of a grid, float32.
+
+    Every product here is with a power of two and thus exact, so that FMA contraction
+    changes nothing.
+    """
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    # Positive floats are in the order of their bits. NaN becomes the bound.
+    bound = np.int32(np.float32(grid.bound).view(np.int32))
+    magnitude = lax.min(lax.bitwise_and(bits, _MAGNITUDE), bound)
+    smallest = np.int32((grid._smallest_exponent + 127) << _MANTISSA_BITS)
+    exponent = lax.max(lax.bitwise_and(magnitude, _EXPONENT), smallest)
+    # The spacing of values is a power of two; so is its reciprocal.
+    spacing = lax.sub(exponent, np.int32(grid.mantissa_bits << _MANTISSA_BITS))
+    reciprocal = lax.sub(np.int32(254 << _MANTISSA_BITS), spacing)
+    steps = lax.mul(
+        lax.bitcast_convert_type(magnitude, jnp.float32),
+        lax.bitcast_convert_type(reciprocal, jnp.float32),
+    )
+    round_ = rounding.stochastically if noise else exact.nearest_integer
+    whole = lax.convert_element_type(round_(steps, *noise), jnp.float32)
+    value = lax.mul(whole, lax.bitcast_convert_type(spacing, jnp.float32))
+    sign = lax.bitwise_and(bits, _SIGN)
+    if grid.special_values == "fnuz":
+        # Its minus zero is NaN.
+        sign = lax.select(lax.eq(whole, np.float32(0)), lax.full_like(sign, 0), sign)
+    signed = lax.bitwise_or(lax.bitcast_convert_type(value, jnp.int32), sign)
+    return lax.bitcast_convert_type(signed, jnp.float32)
 
 
 @functools.cache

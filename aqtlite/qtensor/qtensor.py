@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import errors
-from aqtlite.lowering import transposed
+from aqtlite.lowering import float8, transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import indexing, stored_values
 from aqtlite.qtensor.packed_values import PackedValues
@@ -208,7 +208,7 @@ class QTensor:
                     f"{stored.shape}, got {values.dtype} of shape {values.shape}"
                 )
         else:
-            values = stored.astype(jnp.float32)
+            values = float8.widened(stored)
         scale = block_shapes.repeat(plain.scale, stored.shape, axes)
         out = values * scale
         if plain.offset is not None:

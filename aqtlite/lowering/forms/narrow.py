@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, float8
 from aqtlite.lowering.forms import cpu, plain, processor
 from aqtlite.shapes import dimension_numbers as dn
 
@@ -34,7 +34,7 @@ def units_of_integers(
 
 def in_units(x: jax.Array, unit: float) -> jax.Array:
     """Converts floats to int8 multiples of a unit."""
-    return (x.astype(jnp.float32) * np.float32(1 / unit)).astype(jnp.int8)
+    return (float8.widened(x) * np.float32(1 / unit)).astype(jnp.int8)
 
 
 def dot_of_matrices(
