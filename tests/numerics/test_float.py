@@ -78,14 +78,15 @@ def rounded(grid, x, random=None):
 
 @each_dtype
 def test_rounds_as_ml_dtypes(name):
-    """All values, midpoints, their neighbours, and random bits; minus zero, too."""
+    """All values, midpoints, their neighbours, minus zero, bfloat16, random bits."""
     grid, dtype = DTYPES[name], dtype_of(name)
     codes = np.arange(2 ** (1 + grid.exponent_bits + grid.mantissa_bits))
     values = codes.astype(f"uint{8 * dtype.itemsize}").view(dtype).astype(np.float32)
     values = np.unique(np.abs(values[np.isfinite(values)]))
     np.testing.assert_array_equal(values_of(grid), values)
     anything = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
-    anything = anything.view(np.float32)
+    of_bfloat16 = np.arange(2**16, dtype=np.uint32) << 16
+    anything = np.concatenate([anything, of_bfloat16]).view(np.float32)
     anything = anything[np.isfinite(anything)]
     x = np.concatenate([around(values), anything])
     wanted = np.clip(x, -grid.bound, grid.bound).astype(dtype).astype(np.float32)
@@ -115,6 +116,16 @@ def test_emulated_grids(name):
     up = (distance > spacing / 2) | ((distance == spacing / 2) & ~is_even_below)
     wanted = np.copysign(np.where(up, above, below), x).astype(np.float32)
     np.testing.assert_array_equal(rounded(grid, x), wanted)
+
+
+@each
+@pytest.mark.parametrize("is_stochastic", [False, True])
+def test_what_is_not_finite_becomes_the_bound(name, is_stochastic):
+    grid = dataclasses.replace(GRIDS[name], stochastic_rounding=is_stochastic)
+    random = jnp.full(4, 2**32 - 1, jnp.uint32) if is_stochastic else None
+    x = np.array([np.inf, -np.inf, np.nan, -3e38], np.float32)
+    bound = grid.bound
+    np.testing.assert_array_equal(rounded(grid, x, random), [bound, -bound] * 2)
 
 
 @each
