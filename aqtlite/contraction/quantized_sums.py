@@ -121,8 +121,7 @@ def _quantize(
     if one.tensor.calibration.is_blind:
         q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
     is_given = isinstance(state, FixedScale) and q.scale is scale
-    # An operand that may be frozen is compiled alike, whether it is computed or given.
     # A given scale needs no barrier.
-    if how.path == "fwd" and not is_given:
+    if barriers.has_barrier(one.path, one.tensor) and not is_given:
         q = barriers.with_fusion_barrier(q, one.tensor)
     return Quantized(q, factor)

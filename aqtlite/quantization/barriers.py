@@ -21,12 +21,25 @@ def with_fusion_barrier(q: QTensor, tensor: config.Tensor) -> QTensor:
     return dataclasses.replace(q, scale=scale)
 
 
-def reciprocal_for(path: str) -> Reciprocal:
-    """Returns how to find the reciprocal of an operand's scale.
+def has_barrier(path: str, tensor: config.Tensor) -> bool:
+    """Whether the scale of an operand of a contraction is behind a barrier.
+
+    In a forward contraction, an operand that may be frozen is compiled alike, whether
+    it is computed or given. Elsewhere, a barrier pays for scales that share a number:
+    XLA:CPU would find each again, for every element that it scales.
 
     Args:
-        path: path of the operand's config. The scales of a forward contraction are
-            behind a barrier.
+        path: path of the operand's config.
+        tensor: config of the operand.
     """
-    is_forward = path.startswith("fwd.")
-    return exact.reciprocal_at_barrier if is_forward else exact.reciprocal
+    return path.startswith("fwd.") or tensor.has_relative_scales
+
+
+def reciprocal_for(path: str, tensor: config.Tensor) -> Reciprocal:
+    """Returns how to find the reciprocal of an operand's scale.
+
+    The arguments are those of `has_barrier`.
+    """
+    if has_barrier(path, tensor):
+        return exact.reciprocal_at_barrier
+    return exact.reciprocal

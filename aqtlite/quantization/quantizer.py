@@ -99,7 +99,7 @@ def quantize_array(
         calibrated = find_scale(x, tensor, axes, path, state)
         seed = _seed(x.shape, calibrated, tensor, path, seeds)
         known = _constant(calibrated, tensor)
-        reciprocal = barriers.reciprocal_for(path)
+        reciprocal = barriers.reciprocal_for(path, tensor)
         return round_to_grid(x, known, tensor, seed, reciprocal)
     *arrays, salt = seeds
     return _quantize(x, tensor, axes, path, salt, *arrays)
@@ -123,7 +123,7 @@ def _quantize(
     seeds = Seeds(seed, forward_scales, salt)
     noise_seed = _seed(x.shape, calibrated, tensor, path, seeds)
     known = _constant(calibrated, tensor)
-    reciprocal = barriers.reciprocal_for(path)
+    reciprocal = barriers.reciprocal_for(path, tensor)
     return _round_to_grid(x, known, tensor, noise_seed, reciprocal)
 
 
