@@ -139,14 +139,14 @@ class _Widened(ElementwiseOnTarget):
         format_of = _format(x.dtype)
         if target.platform != "cpu" or format_of is None:
             return self.reference(x)
-        bits = lax.bitcast_convert_type(x, jnp.uint8)
-        code = lax.convert_element_type(bits, jnp.int32)
+        bits = lax.bitcast_convert_type(x, jnp.int8)
+        code = lax.convert_element_type(bits, jnp.int32)  # With its sign in front.
         magnitude = lax.bitwise_and(code, np.int32(2**7 - 1))
-        sign = lax.shift_left(lax.bitwise_and(code, np.int32(2**7)), np.int32(24))
+        sign = lax.bitwise_and(code, _SIGN)
         wide = lax.bitwise_or(_bits_of(format_of, magnitude), sign)
         if not format_of.has_minus_zero:
             nan = lax.full_like(wide, _bits(np.float32(np.nan)))
-            wide = lax.select(lax.eq(code, np.int32(2**7)), nan, wide)
+            wide = lax.select(lax.eq(code, np.int32(-(2**7))), nan, wide)
         return lax.bitcast_convert_type(wide, jnp.float32)
 
 
