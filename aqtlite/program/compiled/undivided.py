@@ -1,7 +1,7 @@
 """Loops of small programs, which take longer divided among threads than on one."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jax.extend import core
@@ -26,6 +26,7 @@ _PRODUCTS = {"dot_general", "ragged_dot_general", "ffi_call"}
 
 # They compute nothing: XLA fuses them into the loops that read them, or copies.
 _MOVES = {
+    "bitcast_convert_type",
     "broadcast_in_dim",
     "concatenate",
     "dynamic_slice",
@@ -53,7 +54,21 @@ def options_for(closed: core.ClosedJaxpr) -> dict[str, str]:
         otherwise no options. Weights count where a loop reads them, and not where a
         product does.
     """
-    return options_for_equations(equations.with_bodies(closed))
+    return options_for_equations(_read_equations(closed))
+
+
+def _read_equations(closed: core.ClosedJaxpr) -> Iterator[Any]:
+    """Yields the equations whose results are read, those of bodies included.
+
+    XLA drops others. What decoded a weight that is packed now is among them.
+    """
+    read = {*map(id, closed.jaxpr.outvars)}
+    for eqn in reversed(closed.jaxpr.eqns):
+        if eqn.effects or not read.isdisjoint(map(id, eqn.outvars)):
+            read.update(map(id, eqn.invars))
+            yield eqn
+            for body in equations.bodies(eqn):
+                yield from _read_equations(body)
 
 
 def options_for_equations(eqns: Iterable[Any]) -> dict[str, str]:

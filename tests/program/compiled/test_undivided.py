@@ -39,6 +39,9 @@ def branch(x):
         (branch, FEW, False),
         (lambda x: x, MANY, True),
         (lambda x: x[:8] + 1, MANY, True),
+        (lambda x: (x + 1, x[:8] + 1)[1], MANY, True),
+        (jax.jit(lambda x: (x + 1, x[:8] + 1)[1]), MANY, True),
+        (lambda x: lax.bitcast_convert_type(x, jnp.int32)[:8], MANY, True),
         (lambda x: x.reshape(-1, 32) @ jnp.ones(32), 2 * FEW, True),
         (lambda x: (2 * x).reshape(-1, 32) @ jnp.ones(32), 2 * FEW, False),
         (lambda x: x.reshape(-1, 1) @ jnp.ones((1, 1)), MANY, False),
@@ -68,6 +71,7 @@ def test_a_convolution_of_floats_is_not_small():
         (256, 64, config.fully_quantized()),
         (256, 256, config.fully_quantized()),
         (8, 512, config.w4a8()),
+        (8, 512, config.mxfp4()),
     ],
 )
 def test_a_serving_program_of_small_layers_has_no_divided_loops(rows, width, cfg):
