@@ -74,10 +74,11 @@ def dot_of_matrices(
             right = plain.with_zeros(right, rhs_axis, left.shape[1] - products)
         left = plain.with_zeros(left, 0, max(0, _KERNEL - rows))
         right = plain.with_zeros(right, 1 - rhs_axis, max(0, _KERNEL - columns))
-    left, right = left.astype(dtype), right.astype(dtype)
     if dtype == jnp.float32:
         # The order of sums depends on the layout of producers fused into the dot.
-        left, right = exact.fusion_barrier(left), exact.fusion_barrier(right)
+        left, right = (exact.fusion_barrier(float8.widened(x)) for x in (left, right))
+    else:
+        left, right = left.astype(dtype), right.astype(dtype)
     matmul = ((lhs_axis,), (rhs_axis,)), ((), ())
     out = plain.dot(left, right, matmul)
     return lax.slice(out, (0, 0), (rows, columns)).reshape(shape)
