@@ -124,8 +124,7 @@ def _by_kernel(
     rows = math.prod(left.values.shape[: -values.contracted])
     if how.kind == "mixed":
         is_float = jnp.issubdtype(dtype, jnp.floating)
-        suits = is_float and panel_products.has_fast_floats(rows, values.dtype)
-        return _of_floats(operation, left, values, how.out_dtype) if suits else None
+        return _of_floats(operation, left, values, how.out_dtype) if is_float else None
     suits = dtype in (jnp.int4, jnp.int8) and packed_dot.reads_panels(
         rows, values.dtype
     )

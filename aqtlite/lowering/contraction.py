@@ -26,6 +26,8 @@ Shape = tuple[int, ...]
 Cut = Callable[[jax.Array], jax.Array]
 Split = tuple[bool, bool]
 """Whether lhs and rhs have digits on a leading axis."""
+Mapped = tuple[bool, bool]
+"""Whether a contraction is mapped over an axis of lhs and of rhs."""
 
 
 class DotInput(NamedTuple):
@@ -140,6 +142,19 @@ class Contraction(abc.ABC):
         )
         return [[self.sums(a, b) for b in right] for a in left]
 
+    def mapped(self, axes: Mapped) -> "tuple[Contraction, int] | None":
+        """Returns the contraction of operands of which some have a new leading axis.
+
+        Args:
+            axes: whether lhs and rhs have one, over which the contraction is mapped.
+
+        Returns:
+            The contraction, and the position of the axis in the result; None if it is
+            not a contraction of this kind.
+        """
+        del axes
+        return None
+
     def in_best_order(
         self, lhs: DotInput, rhs: DotInput
     ) -> tuple["Contraction", DotInput, DotInput]:
@@ -247,6 +262,20 @@ class _Sums(TargetDependent):
         lhs, rhs, *leaves = types
         contraction = jax.tree.unflatten(self.structure, leaves)
         return contraction.packing(known, lhs, rhs)
+
+    def mapped(self, axes, *args):
+        found = None
+        if len(args) == 2 and jnp.issubdtype(args[0].dtype, jnp.integer):
+            contraction = jax.tree.unflatten(self.structure, ())
+            found = contraction.mapped((axes[0] is not None, axes[1] is not None))
+        if found is None:
+            return super().mapped(axes, *args)
+        contraction, new = found
+        lhs, rhs = (
+            x if axis is None else jnp.moveaxis(x, axis, 0)
+            for x, axis in zip(args, axes, strict=True)
+        )
+        return jnp.moveaxis(contraction.sums(lhs, rhs, self.precision), new, 0)
 
     def lowered(self, target, lhs, rhs, *leaves):
         contraction = jax.tree.unflatten(self.structure, leaves)

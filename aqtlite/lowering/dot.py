@@ -76,8 +76,8 @@ class Dot(Contraction):
             return self.anywhere(lhs, rhs, precision)
         if target.is_gpu:
             return gpu.dot(lhs, rhs, self.dims, target)
-        suits_kernel = panel_products.has_fast_sums(lhs, rhs, self.dims)
-        if suits_kernel and panel_products.is_available(target):
+        has_kernel = panel_products.is_available(target)
+        if has_kernel and panel_products.has_fast_sums(lhs, rhs, self.dims):
             return panel_products.sums(lhs, rhs, self.dims)
         if target.platform == "cpu" and pairs.has_fast_form(lhs, rhs, self.dims):
             return pairs.dot(lhs, rhs, self.dims)
@@ -124,6 +124,17 @@ class Dot(Contraction):
         lhs_axis, rhs_axis = len(self.dims[1][0]), self.lhs_rank
         rows = plain.unstacked(sums, lhs_axis) if split[0] else [sums]
         return [plain.unstacked(x, rhs_axis) if split[1] else [x] for x in rows]
+
+    def mapped(self, axes):
+        """An axis of both operands is a batch axis, one of a single operand remains."""
+        if self.order is not None or self.out_sharding is not None:
+            return None
+        dims = contracting, batch = dn.behind_new_axes(self.dims, *axes)
+        ndims = self.lhs_ndim + axes[0], self.rhs_ndim + axes[1]
+        if all(axes):
+            dims = contracting, ((0, *batch[0]), (0, *batch[1]))
+            return Dot(dims, *ndims), 0
+        return Dot(dims, *ndims), len(batch[0]) if axes[0] else self.lhs_rank
 
     def in_best_order(self, lhs, rhs):
         """Exchanges the operands where that saves a transposition of the sums."""
@@ -196,7 +207,7 @@ class Dot(Contraction):
         return out if self.order is None else out.transpose(self.order)
 
     def sums_of_floats(self, target, lhs, rhs, out_dtype):
-        suits_kernel = panel_products.has_fast_sums_of_floats(lhs, rhs, self.dims)
+        suits_kernel = panel_products.takes_scaled(lhs, rhs, self.dims)
         is_split = self.out_sharding is not None
         if not suits_kernel or is_split or not panel_products.is_available(target):
             return None
@@ -240,7 +251,7 @@ class Dot(Contraction):
             if plain.is_float8(lhs):
                 is_fast = is_fast and gpu.is_plain(*shapes, self.dims)
             return cpu.sums_halves(lhs, rhs, self.dims) and is_fast
-        if jnp.int4 in (lhs.dtype, rhs.dtype):
+        if jnp.int4 in (lhs.dtype, rhs.dtype) or panel_products.sums_bytes():
             return False
         is_fast = (
             cpu.is_fast(*shapes, self.dims)

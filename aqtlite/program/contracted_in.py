@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from aqtlite import calibration, config
-from aqtlite.lowering.forms import processor
+from aqtlite.lowering.forms import panel_products, processor
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.quantization.states.statistics import States
@@ -145,9 +145,14 @@ def _contracted_in(one: PlannedContraction, platform: str) -> str:
     else:
         text = "; ".join(f"{name} {one}" for name, one in found.items())
     has_integers = "int8" in found["dlhs"] or "int8" in found["drhs"]
-    if platform == "cpu" and has_integers and processor.has_slow_dots_of_bytes():
-        text += "; gradients in float32's time, without VNNI"
+    if platform == "cpu" and has_integers and _is_slow_here():
+        text += "; gradients in float32's time without VNNI and the extra 'cpu'"
     return text
+
+
+def _is_slow_here() -> bool:
+    """Whether int8 by int8 takes the time of float32 by float32 in this process."""
+    return processor.has_slow_dots_of_bytes() and not panel_products.sums_bytes()
 
 
 def _contract(

@@ -46,11 +46,15 @@ def test_ranges_from_a_state(cfg):
     assert dtypes(cfg, "cuda") == "cuda: int8 x int8"
 
 
+@pytest.mark.parametrize("has_kernel", [False, True])
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_what_training_does_not_gain_is_said(is_slow, monkeypatch):
+def test_what_training_does_not_gain_is_said(is_slow, has_kernel, monkeypatch):
+    may_call = has_kernel and panel_products.runs_here()
     monkeypatch.setattr(processor, "has_slow_dots_of_bytes", lambda: is_slow)
-    said = "; gradients in float32's time, without VNNI"
-    assert dtypes(config.fully_quantized(), "cpu").endswith(said) == is_slow
+    monkeypatch.setattr(panel_products, "runs_here", lambda: may_call)
+    said = "; gradients in float32's time without VNNI and the extra 'cpu'"
+    text = dtypes(config.fully_quantized(), "cpu")
+    assert text.endswith(said) == (is_slow and not may_call)
     assert said not in dtypes(config.weight_only(8), "cpu")
     assert said not in dtypes(config.fully_quantized(), "tpu")
 

@@ -52,8 +52,9 @@ def gradient_of(up, down):
 
 
 def dots_in(text):
-    """Result dtypes of all dots in a program, by another reading of it."""
-    return re.findall(r"= (\w+)\[[\d,]*\]\S* dot\(", text)
+    """Result dtypes of all products in a program, by another reading of it."""
+    product = r"(?:dot\(|custom-call\(.*aqtlite_panels)"
+    return re.findall(rf"= (\w+)\[[\d,]*\]\S* {product}", text)
 
 
 def described(found):

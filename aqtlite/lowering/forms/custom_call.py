@@ -229,6 +229,11 @@ class Function(abc.ABC):
         )
         return self.at.call(function, args)
 
+    def opaque(self, x: Any) -> Any:
+        """A vector that LLVM does not see through; it takes no instruction."""
+        kind = self.ir.FunctionType(x.type, [x.type])
+        return self.at.asm(kind, "", "=x,0", [x], side_effect=False)
+
     def prefetch(self, pointer: Any, offset: Any) -> None:
         """Reads a line of memory into the cache, if the address is valid."""
         place, flags = self.offset(pointer, offset), map(self.int, (0, 3, 1))

@@ -39,9 +39,9 @@ _FEW_ROWS, _FEW_LONG_ROWS, _LONG = 32, 128, 2048
 # integers take longer to start. Sums of up to that many products of int8 are exact.
 _FEW_WEIGHTS, _EXACT_PRODUCTS = 2**14, 2**10
 
-# Up to this number of rows, the kernel of panels takes less time than XLA's dots, with
-# VNNI and without.
-_PANEL_ROWS, _PANEL_ROWS_OF_AVX2 = 512, 32
+# With VNNI, the kernel of panels takes less time than XLA's dots up to this number of
+# rows.
+_PANEL_ROWS = 512
 
 # The kernels compute this number of rows, or of columns, at a time.
 _TILE, _ROWS = 16, 4
@@ -135,7 +135,7 @@ def reads_panels(rows: int, dtype: np.dtype) -> bool:
         return True
     if processor.has_unsigned_dots():
         return rows <= _PANEL_ROWS
-    return processor.has_slow_dots_of_bytes() and rows <= _PANEL_ROWS_OF_AVX2
+    return processor.has_slow_dots_of_bytes()
 
 
 def _worthwhile(rows: int) -> int:

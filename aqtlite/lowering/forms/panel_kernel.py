@@ -6,18 +6,32 @@ multiplies them with as many rows of the other operand as there are registers fo
 """
 
 import dataclasses
+import enum
 import functools
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call, panels
 from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Rows, Sizes
 from aqtlite.lowering.forms.panel_sums import Arrays, RowsOfPanel
-from aqtlite.lowering.forms.panels import PANEL
+from aqtlite.lowering.forms.panels import PANEL, WORD
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 
-_CACHE, _ROWS = 2**19, 32
+_CACHE, _CACHE_OF_AVX2, _ROWS = 2**19, 2**18, 32
 """Bytes of the other operand that stay in the cache while panels are multiplied with
 them, and the number of whose rows they are a multiple."""
+
+
+class Layout(enum.IntEnum):
+    """How weights lie in memory."""
+
+    ROWS = 0
+    """``(columns, products)``"""
+
+    PANELS = 1
+    """`panels`"""
+
+    COLUMNS = 2
+    """``(products, columns)``, of int8"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +51,11 @@ class Kernel:
     is_single: bool
     """Whether a tile is a single block."""
 
-    is_packed: bool
-    """Whether the weights are in panels."""
+    layout: Layout
+    """Layout of the weights."""
 
     has_packed_scales: bool
-    """Whether the scales of the weights are, too."""
+    """Whether the scales of the weights are in panels."""
 
     instructions: Instructions
 
@@ -50,7 +64,7 @@ class Kernel:
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
-    Its arguments are the weights, ``(columns, products)`` or in `panels`; the
+    Its arguments are the weights; the
     other operand, ``(rows, products)``, int8, or float32 where there are several
     digits; and where sums are scaled, factors of the rows, float32 ``(rows, tiles)``,
     if they are of int8, and the scales of the weights, float32 ``(columns, tiles)``, or
@@ -86,7 +100,7 @@ class PanelFunction(custom_call.Function):
         is_float = kernel.digits > 1
         size = self.times(products, 4 if is_float else 1)
         with self.loop(0, sizes.rows, self._together(sizes)) as first:
-            there = laid_out.from_row(self, first, kernel.digits, sizes)
+            there = laid_out.from_row(self, first, rows.lines, sizes)
             start = self.offset(x, self.times(first, size))
             rows.lay_out(start, there, self._from_row(first, sizes))
         scales, factors = self.null, units
@@ -100,7 +114,7 @@ class PanelFunction(custom_call.Function):
         for i, value in enumerate((*words, *sizes_of)):
             self.store(value, state, 8 * i, 8)
         # Reading a weight takes about as long as a product.
-        lines = self.sum(self.times(sizes.rows, kernel.digits), 1)
+        lines = self.sum(self.times(sizes.rows, rows.lines), 1)
         return columns, self.times(products, lines)
 
     def _rows(self) -> Rows:
@@ -121,8 +135,9 @@ class PanelFunction(custom_call.Function):
 
         Of more rows, values would leave the cache before the next panel.
         """
-        of_row = self.times(sizes.tiles, sizes.blocks, BLOCK * self.kernel.digits)
-        times = self.at.sdiv(self.long(_CACHE // _ROWS), of_row)
+        of_row = self.times(sizes.tiles, sizes.blocks, BLOCK * self._rows().lines)
+        cache = _CACHE if self.kernel.instructions.has_dots else _CACHE_OF_AVX2
+        times = self.at.sdiv(self.long(cache // _ROWS), of_row)
         return self.times(self.sum(times, 1), _ROWS)
 
     def _from_row(self, first: Any, sizes: Sizes) -> Sizes:
@@ -139,15 +154,18 @@ class PanelFunction(custom_call.Function):
         rows, columns, tiles, blocks = (self.word(state, 6 + i) for i in range(4))
         memory, sizes = Memory(values, offsets, factors), Sizes(rows, tiles, blocks)
         row_bytes = self.times(tiles, blocks, BLOCK * kernel.bits // 8)
-        own, own_scales = self.null, self.null
+        own = own_scales = wide = self.null
+        is_packed = kernel.layout is Layout.PANELS
         lays_out_scales = kernel.is_scaled and not kernel.has_packed_scales
-        if not kernel.is_packed or lays_out_scales:
+        if not is_packed or lays_out_scales:
             of_scales = self.times(tiles, 4 * PANEL)
-            of_panel = self.times(row_bytes, 0 if kernel.is_packed else PANEL)
+            of_panel = self.times(row_bytes, 0 if is_packed else PANEL)
             own_scales = self.call(
                 "malloc", self.pointer, self.sum(of_scales, of_panel)
             )
             own = self.offset(own_scales, of_scales)
+        if self._widens:
+            wide = self.call("malloc", self.pointer, self.times(row_bytes, 2 * PANEL))
         # Columns that are no whole panel are computed with those before them.
         last = self.at.sub(columns, self.long(PANEL))
         with (
@@ -155,11 +173,15 @@ class PanelFunction(custom_call.Function):
             self.loop(start, stop, PANEL) as index,
         ):
             column = self.least(index, last)
-            row = index if kernel.is_packed else column
-            panel = self.offset(weights, self.times(row, row_bytes))
-            if not kernel.is_packed:
-                words = self.at.sdiv(row_bytes, self.long(panels.WORD))
-                panels.lay_out(self, panel, words, own, panels.SIGNS[kernel.bits])
+            row = index if is_packed else column
+            each = 1 if kernel.layout is Layout.COLUMNS else row_bytes
+            panel = self.offset(weights, self.times(row, each))
+            if not is_packed:
+                words = self.at.sdiv(row_bytes, self.long(WORD))
+                if kernel.layout is Layout.ROWS:
+                    panels.lay_out(self, panel, words, own, panels.SIGNS[kernel.bits])
+                else:
+                    panels.lay_out_columns(self, panel, columns, words, own)
                 panel = own
             row = index if kernel.has_packed_scales else column
             of_panel = self.offset(scales, self.times(row, tiles, 4))
@@ -169,25 +191,45 @@ class PanelFunction(custom_call.Function):
                 following = self.offset(of_panel, self.times(tiles, 4 * PANEL))
                 of_panel = own_scales
             place = self.sum(self.times(first, columns), column)
-            here = memory.from_row(self, first, kernel.digits, sizes)
+            here = memory.from_row(self, first, self._rows().lines, sizes)
             place = self.offset(out, self.times(place, 4))
             arrays = Arrays(panel, of_panel, here, place, following)
-            self._compute_panel(arrays, self._from_row(first, sizes), columns)
-        if not kernel.is_packed or lays_out_scales:
+            self._compute_panel(arrays, self._from_row(first, sizes), columns, wide)
+        if self._widens:
+            self.call("free", self.none, wide)
+        if not is_packed or lays_out_scales:
             self.call("free", self.none, own_scales)
 
-    def _compute_panel(self, arrays: Arrays, sizes: Sizes, columns: Any) -> None:
+    @property
+    def _widens(self) -> bool:
+        """Whether int4 are widened once for all rows.
+
+        Registers are too few to do so beside the sums of several rows.
+        """
+        return self.kernel.bits == 4 and not self.kernel.instructions.has_dots
+
+    def _compute_panel(
+        self, arrays: Arrays, sizes: Sizes, columns: Any, wide: Any
+    ) -> None:
         """Computes rows, as many at once as there are, of a panel of columns."""
         at, kernel = self.at, self.kernel
         done = self.long(0)
-        for count in kernel.instructions.rows_at_once(kernel.digits):
+        for count in kernel.instructions.rows_at_once(self._rows().lines):
+            widens = self._widens and count > 1
+            width = 8 if widens else kernel.bits
             of = RowsOfPanel(
-                self, kernel.instructions, kernel.bits, kernel.digits, count
+                self, kernel.instructions, kernel.bits, kernel.digits, count, width
             )
             compute = of.compute_scaled if kernel.is_scaled else of.compute
             left = at.sub(sizes.rows, done)
             after = self.sum(done, at.sub(left, at.srem(left, self.long(count))))
             is_any = at.icmp_signed("<", done, after)
-            with at.if_then(is_any), self.loop(done, after, count) as row:
-                compute(arrays, sizes, columns, row, kernel.is_single)
+            with at.if_then(is_any):
+                given = arrays
+                if widens:
+                    words = self.times(sizes.tiles, sizes.blocks, BLOCK // (2 * WORD))
+                    panels.widen(self, arrays.weights, words, wide)
+                    given = dataclasses.replace(arrays, weights=wide)
+                with self.loop(done, after, count) as row:
+                    compute(given, sizes, columns, row, kernel.is_single)
             done = after

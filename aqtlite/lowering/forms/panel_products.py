@@ -15,13 +15,14 @@ import numpy as np
 
 from aqtlite.lowering import digits, exact
 from aqtlite.lowering.forms import (
+    cpu,
     custom_call,
     panel_kernel,
     panels,
     processor,
     products_of_bytes,
 )
-from aqtlite.lowering.forms.panel_kernel import Kernel
+from aqtlite.lowering.forms.panel_kernel import Kernel, Layout
 from aqtlite.lowering.forms.panel_rows import BLOCK
 from aqtlite.lowering.forms.panels import PANEL, Panels
 from aqtlite.lowering.packing import Packing
@@ -31,10 +32,6 @@ from aqtlite.shapes import dimension_numbers as dn
 # XLA:CPU writes int4 that are computed, as in training, one by one. More rows than
 # these are rather those of training than of a program that is given int4.
 _ROWS = 512
-
-# Without VNNI, the three products of a float by int8 take longer, above this number of
-# rows, than XLA's.
-_ROWS_OF_FLOATS = 8
 
 # Sums of more products might leave int32, by bits of a weight.
 _PRODUCTS = {4: 2**20, 8: 2**16}
@@ -58,9 +55,24 @@ def runs_here() -> bool:
     return instructions is not None and custom_call.is_available()
 
 
+def sums_bytes() -> bool:
+    """Returns True if the kernel is here, and faster than XLA's dots of int8."""
+    return processor.has_slow_dots_of_bytes() and runs_here()
+
+
 def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if `sums` contracts operands: their last axes, rhs of int4."""
-    return rhs.dtype == jnp.int4 and takes_scaled(lhs, rhs, dims)
+    """Returns True if `sums` contracts operands.
+
+    These are int4 along the last axes of both operands, and int8 along any axes.
+    """
+    if rhs.dtype == jnp.int4:
+        return takes_scaled(lhs, rhs, dims)
+    (lhs_ca, _), (batch, _) = dims
+    if lhs.dtype not in (jnp.int4, jnp.int8) or rhs.dtype != jnp.int8 or batch:
+        return False
+    products = math.prod(lhs.shape[axis] for axis in lhs_ca)
+    columns = math.prod(rhs.shape) // max(products, 1)
+    return 0 not in lhs.shape and reads(columns, products, 8)
 
 
 def takes_scaled(
@@ -93,39 +105,38 @@ def reads_here(columns: int, products: int, bits: int) -> bool:
     return runs_here() and reads(columns, products, bits)
 
 
-def has_fast_sums(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
+def has_fast_sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
     """Returns True if `sums` takes operands, and less time than other forms do.
 
-    Of any number of rows, it does so of weights that are given, and packed.
+    Of any number of rows, it does so of int4 that are given, and packed.
     """
+    if rhs.dtype == jnp.int8:
+        return sums_bytes() and cpu.can_reshape(lhs, rhs) and takes(lhs, rhs, dims)
     return takes(lhs, rhs, dims) and math.prod(lhs.shape[:-1]) <= _ROWS
 
 
-def has_fast_sums_of_floats(
-    lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers
-) -> bool:
-    """Returns True if `sums_of_floats` takes less time than other forms do."""
-    rows = math.prod(lhs.shape[:-1])
-    return takes_scaled(lhs, rhs, dims) and has_fast_floats(rows, rhs.dtype)
-
-
-def has_fast_floats(rows: int, dtype: np.dtype) -> bool:
-    """Returns True if the kernel contracts rows of floats with weights fastest.
-
-    Args:
-        rows: number of rows.
-        dtype: dtype of the weights, int4 or int8.
-    """
-    is_slow = dtype == jnp.int8 and processor.has_slow_dots_of_bytes()
-    return not is_slow or rows <= _ROWS_OF_FLOATS
-
-
 def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
-    """Contracts int4 or int8 with int4, both along their last axis, to int32."""
-    products = rhs.shape[-1]
-    weights = rhs.reshape(-1, products)
-    out = of_matrices(lhs.reshape(-1, products), weights, weights.shape[0], 4)
+    """Contracts int4 or int8 with int4 or int8, which `takes`, to int32."""
+    (lhs_ca, rhs_ca), _ = dims
+    products = math.prod(rhs.shape[axis] for axis in rhs_ca)
+    x = _rows(lhs.astype(jnp.int8), lhs_ca)
+    if rhs_ca == tuple(range(len(rhs_ca))) and rhs.ndim > len(rhs_ca):
+        weights = rhs.reshape(products, -1)
+        out = _call(weights, x, columns=weights.shape[1], bits=8, layout=Layout.COLUMNS)
+    else:
+        weights = _rows(rhs, rhs_ca)
+        bits = jnp.iinfo(rhs.dtype).bits
+        out = of_matrices(x, weights, weights.shape[0], bits)
     return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
+
+
+def _rows(x: jax.Array, contracting: dn.Axes) -> jax.Array:
+    """Returns an operand as a matrix of its contracting axes, which are its rows."""
+    remaining = dn.remaining_axes(x.ndim, contracting, ())
+    products = math.prod(x.shape[axis] for axis in contracting)
+    if contracting == tuple(range(len(contracting))) and remaining:
+        return cpu.transposed_matrix(x.reshape(products, -1))
+    return x.transpose(*remaining, *contracting).reshape(-1, products)
 
 
 def of_matrices(x: jax.Array, weights: jax.Array, columns: int, bits: int) -> jax.Array:
@@ -133,8 +144,7 @@ def of_matrices(x: jax.Array, weights: jax.Array, columns: int, bits: int) -> ja
 
     Args:
         x: int4 or int8, ``(rows, products)``.
-        weights: int4, ``(columns, products)``, or `panels.of_weights` of int4 or
-            int8.
+        weights: int4 or int8, ``(columns, products)``, or `panels.of_weights` of these.
         columns: number of rows of weights.
         bits: bits of a weight.
     """
@@ -269,18 +279,22 @@ def _call(
     columns: int,
     bits: int,
     digits: int = 1,
+    layout: Layout = Layout.ROWS,
 ) -> jax.Array:
     """Calls the kernel.
 
     Args:
-        weights: int4 or int8, ``(columns, products)``, or `panels.of_weights`.
+        weights: int4 or int8 in a layout, or `panels.of_weights`.
         x: its other operand.
         scales: factors of rows and scales of columns, or `panels.of_scales` of these,
             if sums are scaled.
         columns: number of columns.
         bits: bits of a weight.
         digits: number of digits of an element of `x`.
+        layout: layout of weights that are not in panels.
     """
+    if weights.dtype == jnp.uint8:
+        layout = Layout.PANELS
     instructions = products_of_bytes.of_processor()
     assert instructions is not None
     kernel = Kernel(
@@ -288,7 +302,7 @@ def _call(
         digits,
         is_scaled=bool(scales),
         is_single=bool(scales) and x.shape[1] == scales[-1].shape[1] * BLOCK,
-        is_packed=weights.dtype == jnp.uint8,
+        layout=layout,
         has_packed_scales=bool(scales) and scales[-1].ndim == 3,
         instructions=instructions,
     )

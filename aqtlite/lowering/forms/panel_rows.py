@@ -40,24 +40,25 @@ class Memory:
     """Pointers to what is written."""
 
     values: Any
-    """int8, ``(tiles, blocks, rows, digits, BLOCK)``."""
+    """int8, ``(tiles, blocks, rows, lines, BLOCK)``: a line for each part of a digit.
+    """
 
     offsets: Any
     """Sums of values, times what weights are raised by, negated: int32, ``(tiles, rows,
-    digits)``."""
+    lines)``."""
 
     units: Any
     """Units of the digits of floats, float32, ``(rows, tiles)``."""
 
     def from_row(
-        self, f: custom_call.Function, row: Any, digits: int, sizes: Sizes
+        self, f: custom_call.Function, row: Any, lines: int, sizes: Sizes
     ) -> "Memory":
         """Returns pointers to what is written of a row and those behind it."""
-        lines = f.times(row, sizes.tiles)
+        before = f.times(row, sizes.tiles)
         return Memory(
-            f.offset(self.values, f.times(lines, sizes.blocks, BLOCK * digits)),
-            f.offset(self.offsets, f.times(lines, 4 * digits)),
-            f.offset(self.units, f.times(lines, 4)),
+            f.offset(self.values, f.times(before, sizes.blocks, BLOCK * lines)),
+            f.offset(self.offsets, f.times(before, 4 * lines)),
+            f.offset(self.units, f.times(before, 4)),
         )
 
 
@@ -72,6 +73,8 @@ class Rows:
         instructions: Instructions,
     ):
         self.f, self.digits, self.instructions = function, digits, instructions
+        self.parts = instructions.parts(bits)
+        self.lines = digits * self.parts
         self.order = _ORDER if bits == 4 else list(range(BLOCK))
         self.raised_by = 2 ** (bits - 1)
         ir = function.ir
@@ -83,17 +86,17 @@ class Rows:
 
     def bytes_of(self, sizes: Sizes) -> tuple[Any, Any, Any]:
         """The sizes of `Memory`."""
-        f, lines = self.f, self.f.times(sizes.rows, sizes.tiles)
+        f, count = self.f, self.f.times(sizes.rows, sizes.tiles)
         return (
-            f.times(lines, sizes.blocks, BLOCK * self.digits),
-            f.times(lines, 4 * self.digits),
-            f.times(lines, 4),
+            f.times(count, sizes.blocks, BLOCK * self.lines),
+            f.times(count, 4 * self.lines),
+            f.times(count, 4),
         )
 
     def lay_out(self, x: Any, memory: Memory, sizes: Sizes) -> None:
         """Writes values, offsets and, of floats, units."""
-        f, digits, is_float = self.f, self.digits, self.digits > 1
-        sums = f.array(self.sums, digits, BLOCK)
+        f, lines, is_float = self.f, self.lines, self.digits > 1
+        sums = f.array(self.sums, lines, BLOCK)
         bound = f.array(self.ints, 1, BLOCK)
         size = BLOCK * (4 if is_float else 1)
         with f.loop(0, sizes.rows) as row, f.loop(0, sizes.tiles) as tile:
@@ -105,18 +108,18 @@ class Rows:
                 unit, reciprocal = self._unit(largest)
                 f.store(unit, memory.units, f.times(line, 4), 4)
             zero = f.constant(self.sums, 0)
-            for i in range(digits):
+            for i in range(lines):
                 f.store(zero, sums, BLOCK * i, BLOCK)
             with f.loop(0, sizes.blocks) as block:
                 each = f.offset(start, f.times(block, size))
                 step = f.sum(f.times(tile, sizes.blocks), block)
-                place = f.times(f.sum(f.times(step, sizes.rows), row), digits, BLOCK)
-                for i, part in enumerate(self._parts(each, reciprocal)):
+                place = f.times(f.sum(f.times(step, sizes.rows), row), lines, BLOCK)
+                for i, part in enumerate(self._lines(each, reciprocal)):
                     f.store(part, memory.values, f.sum(place, BLOCK * i))
                     total = f.load(sums, BLOCK * i, self.sums, BLOCK)
                     f.store(self._added(total, part), sums, BLOCK * i, BLOCK)
-            place = f.times(f.sum(f.times(tile, sizes.rows), row), 4 * digits)
-            for i in range(digits):
+            place = f.times(f.sum(f.times(tile, sizes.rows), row), 4 * lines)
+            for i in range(lines):
                 total = f.load(sums, BLOCK * i, self.sums, BLOCK)
                 total = f.call("llvm.vector.reduce.add.v8i32", f.int, total)
                 total = f.at.mul(total, f.int(-self.raised_by))
@@ -149,11 +152,27 @@ class Rows:
         unit = at.select(is_finite, unit, f.int(_NAN))
         return unit, f.splat(at.bitcast(reciprocal, f.ir.FloatType()), BLOCK)
 
-    def _parts(self, x: Any, reciprocal: Any) -> list[Any]:
-        """The digits of a block, lowest first, in the order of widened weights."""
+    def _lines(self, x: Any, reciprocal: Any) -> list[Any]:
+        """The parts of the digits of a block, lowest first, as weights are ordered."""
+        found = self._digits(x, reciprocal)
+        ordered = [self.f.shuffled(one, self.order) for one in found]
+        if self.parts == 1:
+            return ordered
+        return [half for one in ordered for half in self._halves(one)]
+
+    def _halves(self, x: Any) -> tuple[Any, Any]:
+        """Splits ``low + 16 * high``: -8 to 7, and -8 to 8."""
+        f, at = self.f, self.f.at
+        four, three, one = (f.constant(self.bytes, n) for n in (4, 3, 1))
+        low = at.ashr(at.shl(x, four), four)
+        is_negative = at.and_(at.lshr(x, three), one)
+        return low, at.add(at.ashr(x, four), is_negative)
+
+    def _digits(self, x: Any, reciprocal: Any) -> list[Any]:
+        """The digits of a block, lowest first."""
         f, at = self.f, self.f.at
         if reciprocal is None:
-            return [f.shuffled(f.load(x, 0, self.bytes), self.order)]
+            return [f.load(x, 0, self.bytes)]
         scaled = at.fmul(f.load(x, 0, self.floats), reciprocal)
         anchored = at.fadd(scaled, f.constant(self.floats, _ANCHOR))
         rest = at.sub(
@@ -164,11 +183,9 @@ class Rows:
             low = at.ashr(at.shl(rest, left), left)
             out.append(low)
             rest = at.ashr(at.sub(rest, low), f.constant(self.ints, BITS))
-        return [
-            f.shuffled(at.trunc(one, self.bytes), self.order) for one in (*out, rest)
-        ]
+        return [at.trunc(one, self.bytes) for one in (*out, rest)]
 
     def _added(self, total: Any, part: Any) -> Any:
-        f, how = self.f, self.instructions.products(4)
+        f, how = self.f, self.instructions.products
         ones, part = f.constant(self.sums, 0x01010101), f.at.bitcast(part, self.sums)
         return how.finished(f, total, how.multiplied(f, how.started(total), ones, part))

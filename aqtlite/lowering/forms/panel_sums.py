@@ -46,8 +46,9 @@ class Arrays:
 class RowsOfPanel:
     """Writes the instructions that compute some rows of a panel of columns.
 
-    A line is a digit of a row. `sums` has, for each line and each vector of a word of
-    all weights of a panel, variables that are added up at the end.
+    A line is a part of a digit of a row. `sums` has, for each digit of each row, each
+    part and each vector of a word of all weights of a panel, variables that are added
+    up at the end.
     """
 
     def __init__(
@@ -57,20 +58,25 @@ class RowsOfPanel:
         bits: int,
         digits: int,
         count: int,
+        width: int,
     ):
         self.f, self.how = function, instructions
-        self.products = instructions.products(bits)
-        self.bits, self.digits, self.count = bits, digits, count
+        self.products, self.parts = instructions.products, instructions.parts(bits)
+        self.digits, self.lines, self.width = digits, digits * self.parts, width
         self.ints, self.floats = (
             instructions.ints(function),
             instructions.floats(function),
         )
-        lines, vectors = range(count * digits), range(instructions.vectors)
-        waiting = len(lines) * len(vectors) if self.products.is_wide else _WAITING
+        vectors = range(instructions.vectors)
+        of_all = count * self.lines * len(vectors)
+        waiting = of_all if self.products.is_wide else _WAITING
         copies = range(max(1, _WAITING // waiting))
         self.sums = [
-            [[function.variable(self.ints) for _ in copies] for _ in vectors]
-            for _ in lines
+            [
+                [[function.variable(self.ints) for _ in copies] for _ in vectors]
+                for _ in range(self.parts)
+            ]
+            for _ in range(count * digits)
         ]
         self.totals = [
             [function.variable(self.floats) for _ in vectors] for _ in range(count)
@@ -81,7 +87,8 @@ class RowsOfPanel:
     ) -> None:
         """Writes the sums of a single tile; of a single block, if `is_single`."""
         self._add_tile(arrays, sizes, row, self.f.long(0), is_single)
-        found = [[self._sum(copies) for copies in line] for line in self.sums]
+        vectors = range(self.how.vectors)
+        found = [[self._sum(digit, j) for j in vectors] for digit in self.sums]
         self._store(found, arrays.out, columns, row)
 
     def compute_scaled(
@@ -111,8 +118,8 @@ class RowsOfPanel:
         self, arrays: Arrays, sizes: Sizes, row: Any, tile: Any, is_single: bool
     ) -> None:
         f = self.f
-        before = f.times(f.sum(f.times(tile, sizes.rows), row), self.digits)
-        for i, of_line in enumerate(self.sums):
+        before = f.times(f.sum(f.times(tile, sizes.rows), row), self.lines)
+        for i, of_line in enumerate(itertools.chain(*self.sums)):
             # What raising the weights adds, negated.
             offset = f.load(arrays.rows.offsets, f.times(f.sum(before, i), 4), f.int, 4)
             for first, *others in of_line:
@@ -123,9 +130,9 @@ class RowsOfPanel:
         def add(block: Any) -> None:
             step = f.sum(f.times(tile, sizes.blocks), block)
             weights = f.offset(
-                arrays.weights, f.times(step, PANEL * BLOCK * self.bits // 8)
+                arrays.weights, f.times(step, PANEL * BLOCK * self.width // 8)
             )
-            line = f.times(f.sum(f.times(step, sizes.rows), row), self.digits, BLOCK)
+            line = f.times(f.sum(f.times(step, sizes.rows), row), self.lines, BLOCK)
             self._add_block(weights, f.offset(arrays.rows.values, line))
 
         if is_single:
@@ -136,7 +143,8 @@ class RowsOfPanel:
 
     def _add_block(self, weights: Any, x: Any) -> None:
         f, at, how, products = self.f, self.f.at, self.how, self.products
-        before = [[[at.load(one) for one in of] for of in line] for line in self.sums]
+        sums = list(itertools.chain(*self.sums))
+        before = [[[at.load(one) for one in of] for of in line] for line in sums]
         parts = [
             [[products.started(one) for one in of] for of in line] for line in before
         ]
@@ -147,7 +155,7 @@ class RowsOfPanel:
                 for one, of in zip(wide, of_line, strict=True):
                     copy = k % len(of)
                     of[copy] = products.multiplied(f, of[copy], one, other)
-        flat = zip(*(_leaves(one) for one in (self.sums, before, parts)), strict=True)
+        flat = zip(*(_leaves(one) for one in (sums, before, parts)), strict=True)
         for variable, total, part in flat:
             at.store(products.finished(f, total, part), variable)
 
@@ -155,19 +163,26 @@ class RowsOfPanel:
         """Yields the weights of a block as uint8, four of each row at a time."""
         f, at, how = self.f, self.f.at, self.how
         mask, half = (f.constant(self.ints, value) for value in (_HALVES, _HALF))
-        for i in range(BLOCK * self.bits // (8 * WORD)):
+        for i in range(BLOCK * self.width // (8 * WORD)):
             words = [
                 f.load(weights, WORD * (PANEL * i + how.lanes * j), self.ints)
                 for j in range(how.vectors)
             ]
-            if self.bits == 8:
+            if self.width == 8:
                 yield words
             else:
                 yield [at.and_(word, mask) for word in words]
                 yield [at.and_(at.lshr(word, half), mask) for word in words]
 
-    def _sum(self, variables: list[Any]) -> Any:
-        return functools.reduce(self.f.at.add, map(self.f.at.load, variables))
+    def _sum(self, digit: list[list[list[Any]]], vector: int) -> Any:
+        """The sum of a digit, from that of its parts."""
+        at = self.f.at
+        low, *high = (
+            functools.reduce(at.add, map(at.load, line[vector])) for line in digit
+        )
+        for one in high:
+            low = at.add(low, at.shl(one, self.f.constant(self.ints, 4)))
+        return low
 
     def _accumulate(self, arrays: Arrays, sizes: Sizes, row: Any, tile: Any) -> None:
         """Scales the sums of a tile, and adds them to the totals.
@@ -182,8 +197,8 @@ class RowsOfPanel:
             factor = f.splat(factor, lanes)
             for j, variable in enumerate(of_row):
                 *low, total = (
-                    at.sitofp(self._sum(line[j]), self.floats)
-                    for line in self.sums[i * digits : (i + 1) * digits]
+                    at.sitofp(self._sum(digit, j), self.floats)
+                    for digit in self.sums[i * digits : (i + 1) * digits]
                 )
                 for part in reversed(low):
                     # The product is exact, so that it may be contracted.

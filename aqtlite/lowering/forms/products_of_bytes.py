@@ -25,11 +25,20 @@ class Instructions(enum.IntEnum):
         """Whether four products are added to an int32 (VNNI)."""
         return self is not Instructions.AVX2
 
-    def products(self, bits: int) -> "Products":
-        """How uint8 of a number of bits are multiplied by int8."""
-        if self.has_dots:
-            return Dots()
-        return SmallProducts() if bits == 4 else WidenedProducts()
+    @property
+    def products(self) -> "Products":
+        """How uint8 are multiplied by int8."""
+        return Dots() if self.has_dots else SmallProducts()
+
+    def parts(self, bits: int) -> int:
+        """The number of parts that an int8 is split into, each of fewer bits.
+
+        `SmallProducts` take only one of both operands whole.
+
+        Args:
+            bits: bits of the uint8 that it is multiplied by.
+        """
+        return 1 if self.has_dots or bits == 4 else 2
 
     @property
     def lanes(self) -> int:
@@ -41,10 +50,16 @@ class Instructions(enum.IntEnum):
         """The number of vectors with a word of each row of a panel."""
         return PANEL // self.lanes
 
-    def rows_at_once(self, digits: int) -> tuple[int, ...]:
-        """The numbers of rows whose sums stay in registers, from the largest to one."""
-        lines = 16 if self is Instructions.AVX512_VNNI else 6
-        largest = 1 << ((lines // digits).bit_length() - 1)
+    def rows_at_once(self, lines: int) -> tuple[int, ...]:
+        """The numbers of rows whose sums stay in registers, from the largest to one.
+
+        Args:
+            lines: number of sums of a row and a column.
+        """
+        registers = 16 if self is Instructions.AVX512_VNNI else 6
+        if not self.has_dots:
+            return tuple(dict.fromkeys((registers // lines, 1)))
+        largest = 1 << ((registers // lines).bit_length() - 1)
         return tuple(dict.fromkeys((largest, min(4, largest), 1)))
 
     def ints(self, f: custom_call.Function) -> Any:
@@ -93,7 +108,7 @@ class Dots(Products):
 
 
 class SmallProducts(Products):
-    """AVX2, of uint8 that are at most 15: two products are added to an int16."""
+    """AVX2, of uint8 or int8 of four bits: two products are added to an int16."""
 
     is_wide = False
 
@@ -101,42 +116,23 @@ class SmallProducts(Products):
         return None
 
     def multiplied(self, f, part, a, b):
-        # Two products are at most 2 * 15 * 128, and eight times that fits 16 bits.
+        # Two products are at most 2 * 15 * 128 or 2 * 255 * 8, and eight times that
+        # fits 16 bits.
         a, b = (_divided(f, x, 8) for x in (a, b))
         halves = f.ir.VectorType(f.ir.IntType(16), a.type.count // 2)
         one = f.call("llvm.x86.avx2.pmadd.ub.sw", halves, a, b)
-        return one if part is None else f.at.add(part, one)
+        # LLVM would add in another order, for which there are too few registers.
+        return f.opaque(one if part is None else f.at.add(part, one))
 
     def finished(self, f, total, part):
         ones = f.constant(part.type, 1)
-        return f.at.add(total, _added_pairs(f, total.type, part, ones))
-
-
-class WidenedProducts(Products):
-    """AVX2, of any uint8: even and odd bytes are widened to int16."""
-
-    is_wide = True
-
-    def multiplied(self, f, part, a, b):
-        at, kind = f.at, a.type
-        a, b = (_divided(f, x, 16) for x in (a, b))
-        byte, low = f.constant(a.type, 8), f.constant(a.type, 0xFF)
-        even = at.and_(a, low), at.ashr(at.shl(b, byte), byte)
-        odd = at.lshr(a, byte), at.ashr(b, byte)
-        for one, other in (even, odd):
-            part = at.add(part, _added_pairs(f, kind, one, other))
-        return part
+        return f.at.add(total, f.call("llvm.x86.avx2.pmadd.wd", total.type, part, ones))
 
 
 def _divided(f: custom_call.Function, x: Any, bits: int) -> Any:
     """Returns a vector of int32 as one of integers of fewer bits."""
     kind = f.ir.VectorType(f.ir.IntType(bits), x.type.count * 32 // bits)
     return f.at.bitcast(x, kind)
-
-
-def _added_pairs(f: custom_call.Function, kind: Any, a: Any, b: Any) -> Any:
-    """Multiplies int16 by int16, and adds neighbours to int32."""
-    return f.call("llvm.x86.avx2.pmadd.wd", kind, a, b)
 
 
 def of_processor() -> Instructions | None:

@@ -1,16 +1,21 @@
 """The kernel of int4 and int8 weights: its bits are those of XLA's forms."""
 
+import functools
 import importlib.metadata
 import re
 
+import flax.linen as nn
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import aqtlite
 from aqtlite import config, extras
+from aqtlite.flax import AqtDotGeneral
+from aqtlite.lowering.dot import Dot
 from aqtlite.lowering.forms import (
     custom_call,
     panel_products,
@@ -37,6 +42,13 @@ def in_blocks(cfg, size):
 def without_kernel(monkeypatch):
     """Disables the kernel when called."""
     return lambda: monkeypatch.setattr(panel_products, "runs_here", lambda: False)
+
+
+@pytest.fixture
+def without_vnni(monkeypatch):
+    """Has the processor, and its kernel, multiply bytes by AVX2 alone."""
+    monkeypatch.setattr(processor, "has_slow_dots_of_bytes", lambda: True)
+    monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: False)
 
 
 def test_it_runs_wherever_llvm_and_avx2_are():
@@ -73,6 +85,60 @@ def test_sums_are_exact_at_the_largest_magnitudes(
 
     for _ in range(20):  # Threads start in another order each time.
         np.testing.assert_array_equal(sums(x, w), x.astype(int) @ w.T.astype(int))
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "contracting"),
+    [
+        pytest.param((5, 64), (64, 33), ((1,), (0,)), id="columns"),
+        pytest.param((64, 5), (64, 1040), ((0,), (0,)), id="transposed rows"),
+        pytest.param((5, 3, 32), (2, 17, 32), ((2,), (2,)), id="last of three"),
+        pytest.param((4, 5, 16), (4, 40, 16), ((0, 2), (0, 2)), id="apart"),
+        pytest.param((5, 32), (40, 32, 2), ((1,), (1,)), id="in the middle"),
+        pytest.param((96,), (96, 31), ((0,), (0,)), id="a vector"),
+    ],
+)
+@pytest.mark.parametrize("axes", [None, (0, None), (-1, None), (None, 0), (0, 1)])
+def test_without_vnni_it_contracts_int8_along_any_axes(
+    lhs, rhs, contracting, axes, without_vnni
+):
+    dot = Dot((contracting, ((), ())), len(lhs), len(rhs))
+    shapes, call = (lhs, rhs), dot.sums
+    if axes is not None:
+        shapes = tuple(
+            shape if axis is None else np.insert(shape, axis % (len(shape) + 1), 3)
+            for shape, axis in zip(shapes, axes, strict=True)
+        )
+        call = jax.vmap(dot.sums, axes)
+    x, w = (integers(shape, 129, seed) for seed, shape in enumerate(shapes))
+    lowered = jax.jit(lambda x, w: call(x, w)).lower(x, w)
+    is_whole = axes is None or None in axes
+    assert (NAME in lowered.as_text()) == (panel_products.runs_here() and is_whole)
+    wanted = functools.partial(lax.dot_general, dimension_numbers=dot.dims)
+    wanted = jax.vmap(wanted, axes) if axes else wanted
+    got = lowered.compile()(x, w)
+    np.testing.assert_array_equal(got, wanted(x.astype(int), w.astype(int)))
+
+
+def test_without_vnni_gradients_have_equal_bits(without_vnni, without_kernel):
+    dense = nn.Dense(64, dot_general=AqtDotGeneral(config.fully_quantized()))
+    x = common.normal((64, 32))
+    params = dense.init(jax.random.key(0), x)
+    rngs = {"params": jax.random.key(1)}
+
+    def gradients():
+        def loss(params, x):
+            return jnp.sum(jnp.tanh(dense.apply(params, x, rngs=rngs)))
+
+        lowered = jax.jit(jax.grad(loss, (0, 1))).lower(params, x)
+        return lowered.as_text().count(NAME), lowered.compile()(params, x)
+
+    calls, got = gradients()
+    assert calls == 3 * panel_products.runs_here()
+    without_kernel()
+    calls, wanted = gradients()
+    assert calls == 0
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
 def test_served_equals_trained_with_and_without(without_kernel):
@@ -113,8 +179,9 @@ def test_served_equals_trained_with_and_without(without_kernel):
     # Blocks of int4 are packed in any case.
     assert dtypes.count(jnp.uint8) == (of_int4 or 4) + of_int8
     calls = call.lower(serving, x).as_text().count(NAME)
-    # XLA's products of int8 by int8 are as fast for weights as they are.
-    assert calls == of_int4 + (of_int8 and of_int8 - 1)
+    # With VNNI, XLA's products of int8 are as fast for weights as they are.
+    of_xla = 0 if panel_products.sums_bytes() else 1
+    assert calls == of_int4 + (of_int8 and of_int8 - of_xla)
     without_kernel()
     call = jax.jit(lambda *args: serve(*args))
     assert NAME not in call.lower(serving, x).as_text()
