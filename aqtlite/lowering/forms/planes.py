@@ -1,0 +1,113 @@
+"""Integers of 2 to 4 bits in planes of bytes.
+
+The bits of a position are packed into uint8 along its channels, in planes: 4 bits are
+one plane of 4 bits; 3 bits are a plane of their lower 2 bits and one of their upper
+bit. A byte of a plane of w bits holds 8/w channels that lie as far apart as possible,
+so that all channels are unpacked by shifts of whole arrays.
+
+The channels are thus cut into slabs of consecutive ones, as many as the narrowest plane
+has channels in a byte, and the bytes of a position into blocks of as many rows as a
+slab has channels.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_PLANES = {2: (2,), 3: (2, 1), 4: (4,)}
+"""Widths of the planes, from the lowest bits up."""
+
+WIDTHS = tuple(_PLANES)
+"""Numbers of bits of an integer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Where some bits of the channels of a slab lie."""
+
+    block: int
+    """The block of bytes."""
+
+    place: int
+    """The lowest of the bits in a byte."""
+
+    width: int
+    """The number of bits."""
+
+    lowest: int
+    """The lowest of the bits in an integer."""
+
+
+@functools.cache
+def pieces(bits: int) -> tuple[tuple[Piece, ...], ...]:
+    """Returns the pieces of each slab, of integers of a number of bits."""
+    widths = _PLANES[bits]
+    slabs = 8 // min(widths)
+    found: list[list[Piece]] = [[] for _ in range(slabs)]
+    first, lowest = 0, 0
+    for width in widths:
+        blocks = slabs * width // 8
+        for slab, one in enumerate(found):
+            place, block = divmod(slab, blocks)
+            one.append(Piece(first + block, width * place, width, lowest))
+        first, lowest = first + blocks, lowest + width
+    return tuple(map(tuple, found))
+
+
+def blocks(bits: int) -> int:
+    """Returns the number of blocks of bytes."""
+    return 1 + max(piece.block for slab in pieces(bits) for piece in slab)
+
+
+def rows(depth: int, bits: int) -> int:
+    """Returns the number of channels of a slab, of which the last are padding."""
+    return -(-depth // len(pieces(bits)))
+
+
+def pack(values: jax.Array, bits: int) -> jax.Array:
+    """Packs integers, ``(..., channels, positions)``, to ``(..., bytes, positions)``.
+
+    Args:
+        values: int8, on the grid of `bits`.
+        bits: 2 to 4.
+    """
+    widths = _PLANES[bits]
+    padding = [(0, 0)] * values.ndim
+    padding[-2] = (0, -values.shape[-2] % len(pieces(bits)))
+    values = jax.lax.bitcast_convert_type(jnp.pad(values, padding), jnp.uint8)
+    planes, lowest = [], 0
+    for width in widths:
+        taken = (values >> lowest) & np.uint8(2**width - 1)
+        places = jnp.split(taken, 8 // width, axis=-2)
+        shifted = [one << np.uint8(width * i) for i, one in enumerate(places)]
+        planes.append(functools.reduce(jnp.bitwise_or, shifted))
+        lowest += width
+    return jnp.concatenate(planes, -2)
+
+
+def unpack(packed: jax.Array, bits: int, depth: int) -> jax.Array:
+    """Unpacks what `pack` packed, to int8.
+
+    Args:
+        packed: uint8, ``(..., bytes, positions)``.
+        bits: 2 to 4.
+        depth: number of channels.
+    """
+    count = rows(depth, bits)
+    values = []
+    for slab in pieces(bits):
+        value = jnp.uint8(0)
+        for piece in slab:
+            start = piece.block * count
+            taken = jax.lax.slice_in_dim(packed, start, start + count, axis=-2)
+            taken = (taken >> np.uint8(piece.place)) & np.uint8(2**piece.width - 1)
+            value = value | (taken << np.uint8(piece.lowest))
+        values.append(value)
+    # Extends the sign.
+    top = np.uint8(2 ** (bits - 1))
+    whole = (jnp.concatenate(values, -2) ^ top) - top
+    whole = jax.lax.slice_in_dim(whole, 0, depth, axis=-2)
+    return jax.lax.bitcast_convert_type(whole, jnp.int8)
