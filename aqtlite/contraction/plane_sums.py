@@ -5,6 +5,7 @@ the cache first, at twice its bytes or more.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +23,15 @@ _LARGEST_SUM = 2**31 - 1
 
 def by_kernel(
     how: ContractionExecution,
-    operation: Dot,
+    operation: Any,
     lhs: tuple[Operand, QTensor | None],
-    rhs_q: QTensor,
+    rhs_q: Any,
 ) -> jax.Array | None:
     """Sums by the kernel; None if other forms take less time, or it lacks the kind.
 
     Args:
         how: execution of the contraction.
-        operation: the contraction.
+        operation: a `Dot`.
         lhs: left operand, and that quantized.
         rhs_q: right operand, of `PackedPlanes`.
     """

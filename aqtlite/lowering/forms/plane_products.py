@@ -1,16 +1,24 @@
 """Sums of products of int8 with integers in planes of bytes by a kernel.
 
-`plane_kernel` is called where there is one (`panel_products.is_available`). Sums of
-integers are exact: they equal those of what `planes.unpack` returns.
+It is called where there is one (`panel_products.is_available`). Sums of integers are
+exact: they equal those of what `planes.unpack` returns.
 """
 
 import jax
 import jax.numpy as jnp
 
-from aqtlite.lowering.forms import plane_kernel, planes, products_of_bytes
+from aqtlite.lowering.forms import (
+    plane_channels,
+    plane_kernel,
+    plane_positions,
+    planes,
+    processor,
+    products_of_bytes,
+)
 
-# More rows take less time in the forms of XLA, which unpack once.
-_ROWS = 16
+# The forms of XLA unpack once for all rows: more rows take less time in them, with
+# instructions for products of bytes and without.
+_ROWS, _ROWS_WITHOUT_VNNI = 16, 64
 
 
 def reads(rows: int, length: int) -> bool:
@@ -20,7 +28,9 @@ def reads(rows: int, length: int) -> bool:
         rows: rows of the other operand, for each matrix of planes.
         length: number of positions.
     """
-    return 0 < rows <= _ROWS and length >= plane_kernel.POSITIONS
+    has_dots = processor.adds_products_of_bytes()
+    most = _ROWS if has_dots else _ROWS_WITHOUT_VNNI
+    return 0 < rows <= most and length >= plane_channels.POSITIONS
 
 
 def of_channels(x: jax.Array, packed: jax.Array, bits: int) -> jax.Array:
@@ -38,9 +48,9 @@ def of_channels(x: jax.Array, packed: jax.Array, bits: int) -> jax.Array:
     slabs, size = len(planes.pieces(bits)), planes.rows(depth, bits)
     x = jnp.pad(x, ((0, 0), (0, 0), (0, slabs * size - depth)))
     x = x.reshape(batch, rows, slabs, size)
-    x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, -size % plane_kernel.ROWS)))
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, -size % plane_channels.CHANNELS)))
     x = x.reshape(batch, rows, -1)
-    return _call(plane_kernel.OfChannels, x, packed, packed.shape[-1], bits)
+    return _call(plane_channels.OfChannels, x, packed, packed.shape[-1], bits)
 
 
 def of_positions(
@@ -57,7 +67,7 @@ def of_positions(
     Returns:
         int32, ``(batch, rows, channels)``.
     """
-    return _call(plane_kernel.OfPositions, x, packed, channels, bits)
+    return _call(plane_positions.OfPositions, x, packed, channels, bits)
 
 
 def _call(
@@ -71,4 +81,5 @@ def _call(
     assert instructions is not None
     name = plane_kernel.registered(kind, bits, instructions)
     out = jax.ShapeDtypeStruct((*x.shape[:2], columns), jnp.int32)
+    # Mapped arrays get leading axes, which are further axes of the batch.
     return jax.ffi.ffi_call(name, out, vmap_method="broadcast_all")(packed, x)

@@ -96,18 +96,20 @@ def unpack(packed: jax.Array, bits: int, depth: int) -> jax.Array:
         bits: 2 to 4.
         depth: number of channels.
     """
-    count = rows(depth, bits)
-    values = []
-    for slab in pieces(bits):
-        value = jnp.uint8(0)
-        for piece in slab:
-            start = piece.block * count
-            taken = jax.lax.slice_in_dim(packed, start, start + count, axis=-2)
-            taken = (taken >> np.uint8(piece.place)) & np.uint8(2**piece.width - 1)
-            value = value | (taken << np.uint8(piece.lowest))
-        values.append(value)
+    slabs, size = len(pieces(bits)), rows(depth, bits)
+    *batch, _, length = packed.shape
+    values, start, lowest = jnp.uint8(0), 0, 0
+    for width in _PLANES[bits]:
+        # Shifts of one loop, which XLA:CPU vectorizes; slabs to join it does not.
+        places = np.arange(0, 8, width, dtype=np.uint8)[:, None, None]
+        stop = start + size * slabs // len(places)
+        plane = jax.lax.slice_in_dim(packed, start, stop, axis=-2)
+        taken = (jnp.expand_dims(plane, -3) >> places) & np.uint8(2**width - 1)
+        taken = taken.reshape(*batch, slabs * size, length)
+        values = values | (taken << np.uint8(lowest))
+        start, lowest = stop, lowest + width
     # Extends the sign.
     top = np.uint8(2 ** (bits - 1))
-    whole = (jnp.concatenate(values, -2) ^ top) - top
+    whole = (values ^ top) - top
     whole = jax.lax.slice_in_dim(whole, 0, depth, axis=-2)
     return jax.lax.bitcast_convert_type(whole, jnp.int8)
