@@ -74,16 +74,16 @@ def pack(values: jax.Array, bits: int) -> jax.Array:
         values: int8, on the grid of `bits`.
         bits: 2 to 4.
     """
-    widths = _PLANES[bits]
     padding = [(0, 0)] * values.ndim
     padding[-2] = (0, -values.shape[-2] % len(pieces(bits)))
     values = jax.lax.bitcast_convert_type(jnp.pad(values, padding), jnp.uint8)
+    *batch, channels, length = values.shape
     planes, lowest = [], 0
-    for width in widths:
-        taken = (values >> lowest) & np.uint8(2**width - 1)
-        places = jnp.split(taken, 8 // width, axis=-2)
-        shifted = [one << np.uint8(width * i) for i, one in enumerate(places)]
-        planes.append(functools.reduce(jnp.bitwise_or, shifted))
+    for width in _PLANES[bits]:
+        places = _places(width)
+        taken = (values >> np.uint8(lowest)) & np.uint8(2**width - 1)
+        taken = taken.reshape(*batch, len(places), channels // len(places), length)
+        planes.append(jax.lax.reduce_or(taken << places, (len(batch),)))
         lowest += width
     return jnp.concatenate(planes, -2)
 
@@ -100,8 +100,7 @@ def unpack(packed: jax.Array, bits: int, depth: int) -> jax.Array:
     *batch, _, length = packed.shape
     values, start, lowest = jnp.uint8(0), 0, 0
     for width in _PLANES[bits]:
-        # Shifts of one loop, which XLA:CPU vectorizes; slabs to join it does not.
-        places = np.arange(0, 8, width, dtype=np.uint8)[:, None, None]
+        places = _places(width)
         stop = start + size * slabs // len(places)
         plane = jax.lax.slice_in_dim(packed, start, stop, axis=-2)
         taken = (jnp.expand_dims(plane, -3) >> places) & np.uint8(2**width - 1)
@@ -113,3 +112,12 @@ def unpack(packed: jax.Array, bits: int, depth: int) -> jax.Array:
     whole = (values ^ top) - top
     whole = jax.lax.slice_in_dim(whole, 0, depth, axis=-2)
     return jax.lax.bitcast_convert_type(whole, jnp.int8)
+
+
+def _places(width: int) -> np.ndarray:
+    """The lowest bit of each piece of a byte, before the axes of rows and positions.
+
+    XLA:CPU shifts by them in one loop, which it vectorizes; it does not where slabs are
+    cut out and joined.
+    """
+    return np.arange(0, 8, width, dtype=np.uint8)[:, None, None]
