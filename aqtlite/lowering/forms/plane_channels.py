@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from aqtlite.lowering.forms import planes
 from aqtlite.lowering.forms.plane_kernel import PlaneFunction, Sizes
 
 POSITIONS = 64
@@ -79,8 +78,7 @@ class OfChannels(PlaneFunction):
 
     def _unpack(self, packed: Any, sizes: Sizes, values: Any) -> None:
         """Writes the integers of a line of positions as `_Place` has them."""
-        blocks = range(planes.blocks(self.bits))
-        rows = self.divided(sizes.bytes, len(blocks))
+        rows = self.divided(sizes.bytes, len(self.blocks))
         groups = self.divided(sizes.products, CHANNELS * len(self.slabs))
         vector = self.ir.VectorType(self.byte, self.width)
         with self.loop(0, groups) as group:
@@ -94,7 +92,7 @@ class OfChannels(PlaneFunction):
                     self.times(self.sum(self.times(rows, block), row), sizes.length)
                     for row in read
                 ]
-                for block in blocks
+                for block in self.blocks
             ]
             for line in itertools.chain(*lines):
                 self.prefetch(packed, self.sum(line, POSITIONS))

@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from aqtlite.lowering.forms import planes
 from aqtlite.lowering.forms.plane_kernel import PlaneFunction, Sizes
 
 # Number of sums that stay in registers.
@@ -19,7 +18,7 @@ class OfPositions(PlaneFunction):
     """Sums over positions."""
 
     def units(self, sizes):
-        rows = self.divided(sizes.bytes, planes.blocks(self.bits))
+        rows = self.divided(sizes.bytes, len(self.blocks))
         lines = self.sum(sizes.rows, 1)
         return rows, self.times(sizes.length, len(self.slabs), lines)
 
