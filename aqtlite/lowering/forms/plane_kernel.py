@@ -72,8 +72,7 @@ class PlaneFunction(custom_call.Function):
     def __init__(self, bits: int, instructions: Instructions):
         self.bits, self.how = bits, instructions
         self.slabs, self.blocks = planes.pieces(bits), range(planes.blocks(bits))
-        # Eight products of 4 bits fit 16 bits, and so do those of fewer.
-        self.products = instructions.products(4)
+        self.products = instructions.products
         super().__init__()
 
     @abc.abstractmethod

@@ -87,7 +87,7 @@ def test_sums_in_wide_vectors(monkeypatch):
         custom_call.register(name, kind(bits, instructions))
         return name
 
-    monkeypatch.setattr(Instructions, "products", lambda self, bits: EmulatedDots())
+    monkeypatch.setattr(Instructions, "products", EmulatedDots())
     monkeypatch.setattr(
         products_of_bytes, "of_processor", lambda: Instructions.AVX512_VNNI
     )
