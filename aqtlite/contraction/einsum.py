@@ -132,6 +132,8 @@ def _drop_singletons(x, names, other, other_names):
         and name in other_names
         and other.shape[other_names.index(name)] != 1
     ]
+    if not axes:  # A `QTensor` stays as it is stored.
+        return x, names
     kept = "".join(name for axis, name in enumerate(names) if axis not in axes)
     return x.squeeze(axes), kept
 

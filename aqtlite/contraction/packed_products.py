@@ -1,4 +1,4 @@
-"""The sums of products with a weight whose values are packed for a kernel.
+"""The sums of products with an operand whose values are packed for a kernel.
 
 The kernel reads them where it is available and takes the contraction; elsewhere they
 are unpacked in the program, and contracted as any others. The sums are the same.
@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.contraction import accumulation, tiles
+from aqtlite.contraction import accumulation, plane_sums, tiles
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import Dot, Integers
 from aqtlite.lowering.forms import packed_dot, panel_products
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.operations import DotInput, Operation
 from aqtlite.operations.base import zero_points_leave_sums
+from aqtlite.qtensor.laid_out import LaidOut
 from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import Operand, QTensor
 
@@ -66,8 +67,10 @@ class _SumOfProducts(TargetDependent):
         sums = None
         if _is_packed(rhs) and not _is_packed(lhs):
             left, right = _with_values(lhs_q, lhs), _with_values(rhs_q, rhs)
-            if _takes(target, self.how, operation, lhs, rhs):
-                sums = _by_kernel(self.how, operation, (lhs, left), right)
+            if _may_call(target, self.how, operation, lhs):
+                is_weight = isinstance(rhs, PackedValues)
+                by_kernel = _of_weights if is_weight else plane_sums.by_kernel
+                sums = by_kernel(self.how, operation, (lhs, left), right)
         return self.reference(*leaves) if sums is None else sums
 
     def _of(self, *leaves):
@@ -80,40 +83,38 @@ def _with_values(q: QTensor | None, values: Any) -> QTensor | None:
 
 
 def _is_packed(values: Any) -> bool:
-    return isinstance(values, PackedValues)
+    return isinstance(values, LaidOut)
 
 
-def _takes(
-    target: Target,
-    how: ContractionExecution,
-    operation: Operation,
-    lhs: jax.Array,
-    rhs: PackedValues,
+def _may_call(
+    target: Target, how: ContractionExecution, operation: Operation, lhs: jax.Array
 ) -> bool:
-    """Whether there is a kernel, and it contracts the axes that are contracted."""
+    """Whether there are kernels, and they sum as they are asked."""
     is_plain = how.accumulator is None and how.out_sharding is None
     if not isinstance(operation, Dot) or not is_plain or 0 in lhs.shape:
         return False
-    ranks = lhs.ndim, rhs.ndim
-    last = tuple(tuple(range(n - rhs.contracted, n)) for n in ranks)
-    is_last = operation.dims == (last, ((), ()))
-    return is_last and panel_products.is_available(target)
+    return panel_products.is_available(target)
 
 
-def _by_kernel(
+def _of_weights(
     how: ContractionExecution,
     operation: Any,
     lhs: tuple[Operand, QTensor | None],
     rhs_q: Any,
 ) -> jax.Array | None:
-    """Sums by the kernel; None if other forms take less time, or it lacks the kind.
+    """Sums by the kernel of weights; None if other forms take less time, or it lacks
+    the kind.
 
     Args:
         how: execution of the contraction.
         operation: a `Dot`.
         lhs: left operand, and that quantized.
-        rhs_q: right operand, packed.
+        rhs_q: right operand, of `PackedValues`.
     """
+    ranks = lhs[0].ndim, rhs_q.ndim
+    last = tuple(tuple(range(n - rhs_q.qvalue.contracted, n)) for n in ranks)
+    if operation.dims != (last, ((), ())):
+        return None
     left = accumulation.dot_input(how, operation, "lhs", *lhs)
     right = accumulation.dot_input(how, operation, "rhs", rhs_q, rhs_q)
     counts = tiles.counts(how, operation, lhs[1], rhs_q) if how.has_blocks else ()

@@ -290,7 +290,7 @@ def differentiable(cache: KVCache) -> tuple[QTensor, QTensor]:
     """
 
     def of(stored: Stored, floats: jax.Array | None) -> QTensor:
-        q = packed.unpack(stored) if isinstance(stored, Packed) else stored
+        q = packed.as_qtensor(stored) if isinstance(stored, Packed) else stored
         if floats is None:
             scale = refused_gradient.refused(q.scale, q.scale, _LOST)
             floats = dataclasses.replace(q, scale=scale).as_stored().dequant()

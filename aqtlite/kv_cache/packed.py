@@ -1,24 +1,19 @@
 """Keys and values of 2 to 4 bits, packed into bytes.
 
 XLA stores an int4 in half a byte, but reads and writes it one by one, and has no type
-of 3 bits. Here the bits of a position are packed into uint8 along its channels, in
-planes: 4 bits are one plane of 4 bits; 3 bits are a plane of their lower 2 bits and one
-of their upper bit. A byte of a plane of w bits holds 8/w channels that lie as far apart
-as possible, so that all channels are unpacked by shifts of whole arrays.
+of 3 bits. Here they are packed along the channels of a position, in `planes`.
 """
 
 import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from aqtlite.lowering.forms import planes
 from aqtlite.numerics import IntSymmetric, Numerics
+from aqtlite.qtensor.packed_planes import PackedPlanes
 from aqtlite.qtensor.qtensor import QTensor
-
-_PLANES = {2: (2,), 3: (2, 1), 4: (4,)}
-"""Widths of the planes, from the lowest bits up."""
 
 
 @functools.partial(
@@ -66,7 +61,7 @@ class Packed:
 
 def is_packed(grid: Numerics) -> bool:
     """Whether caches pack the integers of a grid: symmetric ones of 2 to 4 bits."""
-    is_small = isinstance(grid, IntSymmetric) and grid.bits in _PLANES
+    is_small = isinstance(grid, IntSymmetric) and grid.bits in planes.WIDTHS
     return is_small and grid.has_zero
 
 
@@ -76,46 +71,14 @@ def pack(q: QTensor) -> Packed:
     if not isinstance(grid, IntSymmetric):
         raise TypeError(f"integers on {grid!r} are not packed")
     q = q.stored_in(_order(q.ndim))
-    widths, depth = _PLANES[grid.bits], q.qvalue.shape[-2]
-    slabs = 8 // min(widths)
-    padding = [(0, 0)] * q.ndim
-    padding[-2] = (0, -depth % slabs)
-    values = jnp.pad(q.qvalue.astype(jnp.int8), padding)
-    values = jax.lax.bitcast_convert_type(values, jnp.uint8)
-    planes, lowest = [], 0
-    for width in widths:
-        bits = (values >> lowest) & np.uint8(2**width - 1)
-        places = jnp.split(bits, 8 // width, axis=-2)
-        shifted = [one << np.uint8(width * i) for i, one in enumerate(places)]
-        planes.append(functools.reduce(jnp.bitwise_or, shifted))
-        lowest += width
-    return Packed(jnp.concatenate(planes, -2), q.scale, q.dtype, grid, depth)
+    values = planes.pack(q.qvalue.astype(np.int8), grid.bits)
+    return Packed(values, q.scale, q.dtype, grid, q.qvalue.shape[-2])
 
 
-def unpack(x: Packed) -> QTensor:
-    """Unpacks keys or values to int8."""
-    bits = x.numerics.bits
-    widths = _PLANES[bits]
-    slabs = 8 // min(widths)
-    rows = -(-x.depth // slabs)
-    values = [jnp.uint8(0)] * slabs
-    first, lowest = 0, 0
-    for width in widths:
-        count = 8 // width
-        here = slabs // count  # Slabs that share a place in the bytes.
-        for slab in range(slabs):
-            place, part = divmod(slab, here)
-            start = first + part * rows
-            taken = jax.lax.slice_in_dim(x.packed, start, start + rows, axis=-2)
-            taken = (taken >> np.uint8(width * place)) & np.uint8(2**width - 1)
-            values[slab] = values[slab] | (taken << np.uint8(lowest))
-        first, lowest = first + here * rows, lowest + width
-    # Extends the sign.
-    top = np.uint8(2 ** (bits - 1))
-    whole = (jnp.concatenate(values, -2) ^ top) - top
-    whole = jax.lax.slice_in_dim(whole, 0, x.depth, axis=-2)
-    qvalue = jax.lax.bitcast_convert_type(whole, jnp.int8)
-    return QTensor(qvalue, x.scale, x.dtype, _order(x.ndim), numerics=x.numerics)
+def as_qtensor(x: Packed) -> QTensor:
+    """Returns keys or values whose integers stay packed until they are contracted."""
+    values = PackedPlanes(x.packed, x.numerics.bits, x.depth)
+    return QTensor(values, x.scale, x.dtype, _order(x.ndim), numerics=x.numerics)
 
 
 def _order(ndim: int) -> tuple[int, ...]:

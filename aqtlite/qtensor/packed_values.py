@@ -11,6 +11,7 @@ import numpy as np
 
 from aqtlite.lowering.forms import panels
 from aqtlite.lowering.forms.panels import Panels
+from aqtlite.qtensor.laid_out import LaidOut
 
 
 @functools.partial(
@@ -19,11 +20,10 @@ from aqtlite.lowering.forms.panels import Panels
     meta_fields=["shape_of_one", "contracted", "dtype"],
 )
 @dataclasses.dataclass(frozen=True)
-class PackedValues:
-    """int4 or int8 in panels, in place of an array as `QTensor.qvalue`.
+class PackedValues(LaidOut):
+    """int4 or int8 in panels, which the kernel of the extra ``cpu`` reads.
 
-    The kernel of the extra ``cpu`` reads them; whatever else needs the values takes
-    `unpacked`. Scans and vmaps slice the leading axes of `panels`.
+    Scans and vmaps slice the leading axes of `panels`.
 
     >>> x = jnp.arange(-64, 64, dtype=jnp.int8).reshape(4, 32)
     >>> packed = PackedValues.of(jnp.tile(x, (4, 1)), contracted=1)
@@ -68,13 +68,7 @@ class PackedValues:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the values."""
         return (*self.panels.shape[:-2], *self.shape_of_one)
-
-    @property
-    def ndim(self) -> int:
-        """The rank of the values."""
-        return len(self.shape)
 
     @property
     def matrix(self) -> Panels:
@@ -97,12 +91,6 @@ class PackedValues:
         return found
 
     def integers(self) -> jax.Array:
-        """Returns the values as int8, in which they are contracted where no kernel
-        reads them."""
         if self.panels.ndim == 2:
             return self.matrix.integers().reshape(self.shape_of_one)
         return jax.vmap(lambda one: one.integers())(self)
-
-    def unpacked(self) -> jax.Array:
-        """Returns the values in their own dtype."""
-        return self.integers().astype(self.dtype)

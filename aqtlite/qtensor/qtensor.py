@@ -15,7 +15,7 @@ from aqtlite import errors
 from aqtlite.lowering import float8, transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import indexing, stored_values
-from aqtlite.qtensor.packed_values import PackedValues
+from aqtlite.qtensor.laid_out import LaidOut
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import describe
 
@@ -146,7 +146,7 @@ class QTensor:
 
     def unpacked(self) -> "QTensor":
         """Stores values that were laid out for a platform as an array."""
-        if not isinstance(self.qvalue, PackedValues):
+        if not isinstance(self.qvalue, LaidOut):
             return self
         return dataclasses.replace(self, qvalue=self.qvalue.unpacked())
 
@@ -297,7 +297,7 @@ class QTensor:
     def __repr__(self) -> str:
         """Shows dtypes and shapes instead of numbers, of which there may be many."""
         parts = [describe(self.qvalue), f"scale={describe(self.scale)}"]
-        if isinstance(self.qvalue, PackedValues):
+        if isinstance(self.qvalue, LaidOut):
             parts.append("packed")
         if self.zero_point is not None:
             parts.append(f"zero_point={describe(self.zero_point)}")

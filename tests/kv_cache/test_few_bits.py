@@ -37,7 +37,7 @@ def test_integers_are_packed_and_unpacked(bits, depth):
     held = jax.jit(packed.pack)(q)
     sizes = {(2, 8): 2, (3, 13): 6, (3, 8): 3, (4, 13): 7}
     assert held.shape == x.shape and held.packed.shape == (2, 3, sizes[bits, depth], 5)
-    got = jax.jit(packed.unpack)(held)
+    got = jax.jit(packed.as_qtensor)(held).unpacked()
     assert got.qvalue.dtype == jnp.int8
     assert_same(got.dequant(), q.dequant())
 
