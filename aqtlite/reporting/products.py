@@ -7,9 +7,9 @@ import re
 from aqtlite.reporting.hlo import Array, Computation, Instruction, Module, Run
 
 _KERNELS = re.compile(r"gemm|matmul|conv|_dot\b", re.I)
-_INT4 = re.compile(r"^aqtlite_panels_\d+_(\d+)_")
-"""Target of this library's own kernel of int4 (`lowering.forms`), with the number
-of digits of the other operand."""
+_OWN = re.compile(r"^aqtlite_(?:panels_\d+_(\d+)|planes_[A-Za-z]+)_")
+"""Target of one of this library's own kernels (`lowering.forms`), with the number of
+digits of the other operand if it may have several."""
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _FUSION_KIND = re.compile(r'"kind":"([^"]*)"')
@@ -80,8 +80,8 @@ def find(module: Module) -> list[Product]:
             if macs is None or arrays[0] is None or not one.types:
                 continue
             lhs, rhs = arrays[0], arrays[1] or arrays[0]
-            if _INT4.match(_target(one)):
-                # It takes the weights first, and widens them in registers.
+            if _OWN.match(_target(one)):
+                # It takes what it widens in registers first.
                 lhs, rhs = (dataclasses.replace(x, dtype="int8") for x in (rhs, lhs))
             if one.opcode == "reduce":
                 lhs, rhs = _factors(one, run.computation, lhs)
@@ -123,9 +123,9 @@ def _macs(one: Instruction, run: Run) -> int | None:
         sizes = kernel.types[0]
         outputs = sizes.shape[labels[1].index("o")]
         return out.size * (sizes.size // max(outputs, 1)) // zeros
-    own = _INT4.match(_target(one))
+    own = _OWN.match(_target(one))
     if own is not None and (rows := where.operand(one, 1)) is not None:
-        return int(own[1]) * out.size * rows.types[0].shape[-1]
+        return int(own[1] or 1) * out.size * rows.types[0].shape[-1]
     if one.opcode == "custom-call" and _KERNELS.search(_target(one)):
         axes = _CONTRACTING.search(one.attributes)
         numbers = re.findall(r"\d+", axes[1]) if axes else [len(shape) - 1]

@@ -17,7 +17,7 @@ from jax.experimental import pallas
 from qwix._src.core import dot_general_qt
 
 import aqtlite
-from aqtlite import calibration, config, report, testing
+from aqtlite import calibration, config, kv_cache, report, testing
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from tests.common import MATMUL, nearest, normal
 
@@ -471,3 +471,12 @@ def test_wrong_arguments():
         found.to_html("page.html", taps={0: None})
     with pytest.raises(TypeError, match="'up' needs its floats and a QTensor"):
         found.to_html("page.html", operands={"up": X})
+
+
+def test_a_cache_of_few_bits_is_contracted_in_int8():
+    cfg, x = kv_cache.config_for(4), jnp.ones((1, 64, 2, 16))
+    cache = kv_cache.append(kv_cache.empty(x.shape, x.dtype, cfg), x, x, cfg)
+    attend = jax.jit(lambda cache, x: kv_cache.attend(x, cache, cfg))
+    found = report(attend, cache, x[:, -1:])
+    assert [one.runs_in for one in found.contractions] == ["int8", "int8"]
+    assert found.share("int8") == 1
