@@ -91,6 +91,17 @@ class Elementwise(ElementwiseOnTarget):
         return self.reference(*args)
 
 
+def spread(x: jax.Array, shape: Shape) -> jax.Array:
+    """Broadcasts an array of as many axes, or a scalar, to `shape`.
+
+    XLA expands an axis of size one in three instructions, a squeezed one in one.
+    """
+    pairs = enumerate(zip(x.shape, shape[: x.ndim], strict=True))
+    grown = [axis for axis, (size, wanted) in pairs if size != wanted]
+    kept = [axis for axis in range(x.ndim) if axis not in grown]
+    return lax.broadcast_in_dim(lax.squeeze(x, grown), shape, kept)
+
+
 def _scalars(types: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(x.update(shape=(), weak_type=False) for x in types)
 
@@ -209,10 +220,7 @@ class _Value(NamedTuple):
         )
 
     def _of_shape(self, shape: Shape) -> ir.Value:
-        """Returns the value without axes of size one.
-
-        XLA expands an axis of size one in three instructions, a squeezed one in one.
-        """
+        """Returns the value without axes of size one, as `spread`."""
         if self.shape == shape:
             return self.value
         maker = self.value.owner
