@@ -1,7 +1,5 @@
 """One dot of an execution's kind, and the scales that multiply its sums."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -10,6 +8,7 @@ from jax.sharding import NamedSharding
 from aqtlite import lowering
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import exact
+from aqtlite.lowering.elementwise import spread
 from aqtlite.operations import DotInput, Operation, Side
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import sharded_like
@@ -45,7 +44,9 @@ def multiplied(
     *first, last = reversed(scales)
     if sharding is not None:
         *first, last = (sharded_like(one, sharding) for one in (*first, last))
-    out = functools.reduce(lax.mul, first, sums.astype(jnp.float32))
+    out = sums.astype(jnp.float32)
+    for scale in first:
+        out = lax.mul(out, spread(scale, out.shape))
     return exact.rounded_product(out, last)
 
 

@@ -23,6 +23,8 @@ from aqtlite.lowering.target import Target, TargetDependent
 
 Shape = tuple[int, ...]
 
+_ADD_AXES = "stablehlo.broadcast_in_dim", "stablehlo.reshape"
+
 
 class ElementwiseOnTarget(TargetDependent):
     """An elementwise function of arrays, which broadcasts axes of size one.
@@ -87,6 +89,17 @@ class Elementwise(ElementwiseOnTarget):
     def lowered(self, target, *args):
         del target
         return self.reference(*args)
+
+
+def spread(x: jax.Array, shape: Shape) -> jax.Array:
+    """Broadcasts an array of as many axes, or a scalar, to `shape`.
+
+    XLA expands an axis of size one in three instructions, a squeezed one in one.
+    """
+    pairs = enumerate(zip(x.shape, shape[: x.ndim], strict=True))
+    grown = [axis for axis, (size, wanted) in pairs if size != wanted]
+    kept = [axis for axis in range(x.ndim) if axis not in grown]
+    return lax.broadcast_in_dim(lax.squeeze(x, grown), shape, kept)
 
 
 def _scalars(types: Sequence[Any]) -> tuple[Any, ...]:
@@ -197,11 +210,25 @@ class _Value(NamedTuple):
         """Returns the value in a larger shape."""
         if self.shape == shape:
             return self.value
-        axes = ir.DenseI64ArrayAttr.get(range(len(self.shape)))
+        pairs = enumerate(zip(self.shape, shape[: len(self.shape)], strict=True))
+        kept = [axis for axis, (size, wanted) in pairs if size == wanted]
+        axes = ir.DenseI64ArrayAttr.get(kept)
         attributes = (("broadcast_dimensions", axes),)
+        squeezed = self._of_shape(tuple(self.shape[axis] for axis in kept))
         return _operation(
-            "stablehlo.broadcast_in_dim", [self.value], self.element, shape, attributes
+            "stablehlo.broadcast_in_dim", [squeezed], self.element, shape, attributes
         )
+
+    def _of_shape(self, shape: Shape) -> ir.Value:
+        """Returns the value without axes of size one, as `spread`."""
+        if self.shape == shape:
+            return self.value
+        maker = self.value.owner
+        if isinstance(maker, ir.Operation) and maker.name in _ADD_AXES:
+            (given,) = maker.operands
+            if tuple(ir.RankedTensorType(given.type).shape) == shape:
+                return given
+        return _operation("stablehlo.reshape", [self.value], self.element, shape, ())
 
 
 def _emit(steps: _Steps, values: list[_Value]) -> ir.Value:

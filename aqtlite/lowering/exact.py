@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering.elementwise import Elementwise, ElementwiseOnTarget
+from aqtlite.lowering.elementwise import Elementwise, ElementwiseOnTarget, spread
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import OnCpu
 from aqtlite.shapes.sharding import explicit_sharding
@@ -68,7 +68,7 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
         scale: float32 that broadcasts to `x`, positive or NaN.
     """
     # Broadcast once, so that XLA's partitioner moves it between devices only once.
-    scale = jnp.broadcast_to(scale, x.shape)
+    scale = spread(scale, x.shape)
     return _ROUNDED_PRODUCT(x, scale)
 
 
@@ -231,12 +231,25 @@ def _copies(x: jax.Array) -> jax.Array:
     return lax.broadcast(x, (2,))
 
 
-def _with_reciprocal(scale: jax.Array, unit: float) -> list[jax.Array]:
-    copies = _copies(scale)
-    # XLA would divide before it copies, in a kernel of its own, if both copies were.
-    is_later = lax.eq(_positions(copies), np.int8(1))
-    divisor = lax.select(is_later, copies, lax.full_like(copies, 1))
-    return _later_of_two(copies, _quotient(unit, divisor))
+def _with_reciprocal(scale: jax.Array, unit: float) -> Sequence[jax.Array]:
+    """Reduces a pair of zeros, and the scale with its reciprocal, to the latter."""
+    # XLA would divide before it copies, in a kernel of its own, if there were copies.
+    pair = _behind(0.0, scale), _quotient(unit, _behind(np.inf, scale))
+    zero = np.zeros((), scale.dtype)
+    found: Sequence[jax.Array] = lax.reduce(pair, (zero, zero), _not_zero, (0,))
+    return found
+
+
+def _behind(first: float, x: jax.Array) -> jax.Array:
+    padding = [(1, 0, 0), *[(0, 0, 0)] * x.ndim]
+    return lax.pad(lax.expand_dims(x, (0,)), np.asarray(first, x.dtype), padding)
+
+
+def _not_zero(one, other):
+    # XLA would split a reduction whose results do not depend on each other. A scale
+    # and its reciprocal are not negative, nor both zero.
+    is_zero = lax.eq(lax.add(*other), lax.full_like(other[0], 0))
+    return tuple(lax.select(is_zero, a, b) for a, b in zip(one, other, strict=True))
 
 
 def _positions(copies: jax.Array) -> jax.Array:

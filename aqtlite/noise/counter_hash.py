@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering.elementwise import Elementwise
+from aqtlite.lowering.elementwise import Elementwise, spread
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.noise import base, mixer
 
@@ -85,7 +85,7 @@ def _position(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
     Every array of `shape` depends on `first`: XLA hoists constants out of a loop, and
     would keep an array of indices in memory for as long as the loop runs.
     """
-    position, stride = jnp.broadcast_to(first, shape), np.uint32(1)
+    position, stride = spread(first, shape), np.uint32(1)
     for axis, size in reversed([*enumerate(shape)]):
         along = lax.broadcasted_iota(jnp.uint32, (size,), 0) * stride
         position += lax.broadcast_in_dim(along, shape, (axis,))

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from aqtlite.lowering import exact
 from tests.common import normal
@@ -32,3 +33,25 @@ def test_the_kernel_of_a_scales_barrier_finds_the_reciprocal():
     x = normal((8, 64))
     for one, other in zip(quantized(x), plain(x), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("unit", [0.5, 1.0, 127.0])
+def test_a_scale_behind_a_barrier_and_its_reciprocal_keep_their_bits(unit):
+    largest, tiny = np.finfo(np.float32).max, np.finfo(np.float32).tiny
+    ordinary = np.abs(normal((3, 9)).ravel())
+    special = [0, 1e-45, tiny, 2.0**-63, 1, 2.0**126, largest, np.inf, np.nan, -np.nan]
+    scale = jnp.asarray(np.array([*special, *ordinary], np.float32)[:, None])
+
+    @jax.jit
+    def bits(scale):
+        found = exact.scale_barrier(scale, unit)
+        both = found, exact.reciprocal_at_barrier(scale, unit)
+        return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32), both)
+
+    @jax.jit
+    def plain(scale):
+        both = scale, exact.reciprocal(scale, unit)
+        return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32), both)
+
+    for found, wanted in zip(bits(scale), plain(scale), strict=True):
+        np.testing.assert_array_equal(found, wanted)
