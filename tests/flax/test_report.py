@@ -11,7 +11,7 @@ from flax import nnx
 
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
-from aqtlite.lowering.forms import panel_products
+from aqtlite.lowering.forms import panel_products, processor
 from aqtlite.program.serving.placeholder import without_markers
 from tests.flax import models
 from tests.flax.support import (
@@ -340,14 +340,25 @@ def test_nnx_is_refused_clearly():
         nnx.bridge.variables.linen_vars_to_nnx_attrs(serving)
 
 
-def test_integers_that_are_slow_to_serve_are_named(monkeypatch):
+def test_weights_that_are_slow_to_serve_are_named(monkeypatch):
     whole = config.w4a8()
     blocks, large, of_int8 = (
         config.update(cfg, {"fwd.rhs.blocks": config.Blocks(size=size)})
         for cfg, size in ((whole, 8), (whole, 32), (config.qat(8), 32))
     )
+    nf4 = config.update(
+        config.weight_only(4), {"fwd.rhs.numerics": numerics.NormalFloat()}
+    )
     without = "slow on CPUs without the extra 'cpu': int4 in blocks of 32"
+    monkeypatch.setattr(processor, "has_slow_dots_of_bytes", lambda: True)
     for cfg, has_kernel, expected in (
+        (nf4, True, "slow on CPUs under jax.jit: decoded at every call"),
+        (config.weight_only(4), True, ""),
+        (
+            config.weight_only(8),
+            True,
+            "slow here from 64 rows on: int8 by floats, without VNNI",
+        ),
         (blocks, True, "slow on CPUs: int4 in blocks of 8"),
         (large, False, without),
         (large, True, ""),

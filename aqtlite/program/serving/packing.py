@@ -36,7 +36,7 @@ def packed(plan: Plan, stored: Sequence[FrozenEntry]) -> list[FrozenEntry]:
         plan: the plan of a conversion.
         stored: its frozen weights, or their shapes.
     """
-    matrices = _matrices(plan)
+    matrices = matrices_of(plan)
     return [
         entry(one) if weight.index in matrices else one
         for weight, one in zip(plan.weights, stored, strict=True)
@@ -103,7 +103,7 @@ def _are_integers(record: FrozenRecord, q: QTensor) -> bool:
     )
 
 
-def _matrices(plan: Plan) -> frozenset[tuple[int, int]]:
+def matrices_of(plan: Plan) -> frozenset[tuple[int, int]]:
     """Returns the weights that are read as matrices by all of their contractions."""
     others = {
         (call, one.key)

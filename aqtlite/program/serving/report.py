@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from aqtlite.lowering.forms import panel_products
+from aqtlite.lowering.forms import panel_products, processor
+from aqtlite.program.serving import packing
 from aqtlite.program.serving.frozen_record import FrozenEntry
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan
@@ -140,13 +141,17 @@ def report_of(plan: Plan, stored: Sequence[FrozenEntry]) -> ConversionReport:
     frozen_beside: set[Parameter] = set()
     roundings: dict[Parameter, str] = {}
     slow: dict[Parameter, str] = {}
+    matrices = packing.matrices_of(plan)
     for weight, one in zip(plan.weights, stored, strict=True):
         size = codes.stored_bytes(one.values)
         first = weight.parameters[0]
         frozen_bytes[first] = frozen_bytes.get(first, 0) + size
         frozen_beside.update(weight.parameters)
         roundings.update(dict.fromkeys(weight.parameters, one.rounding))
-        slow.update(dict.fromkeys(weight.parameters, _slow_on(one)))
+        why = _slow_in_blocks(one)
+        if not why and weight.index in matrices:
+            why = _slow_products(one)
+        slow.update(dict.fromkeys(weight.parameters, why))
     reasons, others = _reasons(plan)
     elsewhere = plan.model.quantized_elsewhere()
     read = frozenset().union(*(d.read_parameters() for d in plan.discoveries))
@@ -197,8 +202,9 @@ The kernel takes smaller ones: multiples of `panel_products.BLOCK`, no zero poin
 """
 
 
-def _slow_on(weight: FrozenEntry) -> str:
-    """Where a frozen weight is served slower than float32; empty for nowhere known."""
+def _slow_in_blocks(weight: FrozenEntry) -> str:
+    """Where the blocks of a frozen weight take more time than float32; empty for
+    nowhere known."""
     for q in weight.values.values():
         if not isinstance(q, QTensor) or q.qvalue.dtype not in _FAST_BLOCKS:
             continue
@@ -214,6 +220,19 @@ def _slow_on(weight: FrozenEntry) -> str:
                     continue
                 where = "CPUs without the extra 'cpu'"
             return f"slow on {where}: {dtype} in blocks of {block}"
+    return ""
+
+
+def _slow_products(weight: FrozenEntry) -> str:
+    """Where a frozen matrix takes more time than float32; empty for nowhere known."""
+    raw, side = weight.record.cfg.fwd, weight.record.operand.side
+    mine, other = (raw.lhs, raw.rhs) if side == "lhs" else (raw.rhs, raw.lhs)
+    if not mine.is_integer:
+        return "slow on CPUs under jax.jit: decoded at every call"
+    is_by_bytes = other.is_integer and other.grid.storage_dtype.itemsize == 1
+    is_int8 = mine.grid.storage_dtype == jnp.int8
+    if is_int8 and not is_by_bytes and processor.has_slow_dots_of_bytes():
+        return "slow here from 64 rows on: int8 by floats, without VNNI"
     return ""
 
 
