@@ -19,6 +19,7 @@ from aqtlite.qtensor.laid_out import LaidOut
 class PackedPlanes(LaidOut):
     """Integers of 2 to 4 bits, ``(*batch, channels, positions)``, in `planes`.
 
+    >>> import jax.numpy as jnp
     >>> x = jnp.arange(-4, 4, dtype=jnp.int8).reshape(4, 2)
     >>> values = PackedPlanes(planes.pack(x, bits=3), bits=3, channels=4)
     >>> values.shape, bool((values.unpacked() == x).all())
