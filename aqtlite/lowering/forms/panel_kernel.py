@@ -64,11 +64,10 @@ class Kernel:
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
-    Its arguments are the weights; the
-    other operand, ``(rows, products)``, int8, or float32 where there are several
-    digits; and where sums are scaled, factors of the rows, float32 ``(rows, tiles)``,
-    if they are of int8, and the scales of the weights, float32 ``(columns, tiles)``, or
-    in `panels`.
+    Its arguments are the weights; the other operand, ``(rows, products)``, int8, or
+    float32 where there are several digits; and where sums are scaled, factors of the
+    rows, float32 ``(rows, tiles)``, if they are of int8, and the scales of the weights,
+    float32 ``(columns, tiles)``, or in `panels`.
     """
     parts = map(int, dataclasses.astuple(kernel))
     name = "_".join(["aqtlite_panels", *map(str, parts)])

@@ -137,31 +137,30 @@ def lay_out_columns(
         rows = [f.load(start, f.times(columns, i), kind) for i in range(WORD)]
         for half in range(2):
             of_half = range(half * PANEL // 2, (half + 1) * PANEL // 2)
-            both = [i + at for i in of_half for at in (0, PANEL)]
-            pairs_ = [f.shuffled(rows[i], both, rows[i + 1]) for i in (0, 2)]
-            order = [
-                i + at for i in range(0, PANEL, 2) for at in (0, 1, PANEL, PANEL + 1)
-            ]
-            four = f.shuffled(pairs_[0], order, pairs_[1])
+            by_turns = [i + row for i in of_half for row in (0, PANEL)]
+            first, second = (f.shuffled(rows[i], by_turns, rows[i + 1]) for i in (0, 2))
+            places = 0, 1, PANEL, PANEL + 1
+            order = [i + place for i in range(0, PANEL, 2) for place in places]
+            four = f.shuffled(first, order, second)
             raised = at.xor(four, f.constant(four.type, SIGNS[8] & 0xFF))
             place = f.times(word, PANEL * WORD)
             f.store(raised, panel, f.sum(place, half * PANEL * WORD // 2))
 
 
-def widen(f: custom_call.Function, panel: Any, quads: Any, wide: Any) -> None:
+def widen(f: custom_call.Function, panel: Any, words: Any, wide: Any) -> None:
     """Writes the instructions that store a byte for each int4 of a panel.
 
     Args:
         f: function that is being written.
         panel: pointer to a panel of int4.
-        quads: number of words of a row.
+        words: number of words of a row, at least one.
         wide: pointer to where the bytes go, by turns for eight weights of each row
             those of the lower halves of bytes and those of the upper ones.
     """
     at, size = f.at, PANEL * WORD // 2
     ints = f.ir.VectorType(f.int, size // 4)
     mask, half = (f.constant(ints, value) for value in (0x0F0F0F0F, 4))
-    with f.loop(0, quads) as word:
+    with f.loop(0, words) as word:
         start, there = (f.times(word, n * 2 * size) for n in (1, 2))
         for i in (0, size):
             both = f.load(panel, f.sum(start, i), ints)
