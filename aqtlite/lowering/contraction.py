@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 Cut = Callable[[jax.Array], jax.Array]
 Split = tuple[bool, bool]
 """Whether lhs and rhs have digits on a leading axis."""
-Mapped = tuple[bool, bool]
+IsMapped = tuple[bool, bool]
 """Whether a contraction is mapped over an axis of lhs and of rhs."""
 
 
@@ -142,7 +142,7 @@ class Contraction(abc.ABC):
         )
         return [[self.sums(a, b) for b in right] for a in left]
 
-    def mapped(self, axes: Mapped) -> "tuple[Contraction, int] | None":
+    def mapped(self, axes: IsMapped) -> "tuple[Contraction, int] | None":
         """Returns the contraction of operands of which some have a new leading axis.
 
         Args:

@@ -44,7 +44,7 @@ _FIELDS = {
 
 # Offsets in bytes: of the frame of a call, of buffers, of metadata and of functions.
 _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS, _FUTURE = 8, 16, 24, 72, 112, 168
-_DATA, _SIZES = 24, 40
+_DATA, _RANK, _SIZES = 24, 32, 40
 _METADATA, _VERSION = 24, 24
 _FUNCTIONS = 48
 
@@ -257,6 +257,11 @@ class Function(abc.ABC):
         self.at.cbranch(is_more, body, end)
         self.at.position_at_end(end)
 
+    def if_any(self, start: Any, stop: Any) -> Any:
+        """Runs its body if there are indices from `start` to `stop`."""
+        start, stop = self._as_long(start), self._as_long(stop)
+        return self.at.if_then(self.at.icmp_signed("<", start, stop))
+
     def _as_long(self, x: Any) -> Any:
         return self.long(x) if isinstance(x, int) else x
 
@@ -272,8 +277,12 @@ class Function(abc.ABC):
     def data(self, buffer: Any) -> Any:
         return self.load(buffer, _DATA, self.pointer)
 
-    def size(self, buffer: Any, axis: int) -> Any:
-        return self.load(self.load(buffer, _SIZES, self.pointer), 8 * axis, self.long)
+    def rank(self, buffer: Any) -> Any:
+        return self.load(buffer, _RANK, self.long)
+
+    def size(self, buffer: Any, axis: Any) -> Any:
+        sizes = self.load(buffer, _SIZES, self.pointer)
+        return self.load(sizes, self.times(axis, 8), self.long)
 
     def _function(self, api: Any, name: str) -> Any:
         names = re.findall(r"API_STRUCT_FIELD\(XLA_FFI_(\w+)\)", _header())

@@ -222,8 +222,7 @@ class PanelFunction(custom_call.Function):
             compute = of.compute_scaled if kernel.is_scaled else of.compute
             left = at.sub(sizes.rows, done)
             after = self.sum(done, at.sub(left, at.srem(left, self.long(count))))
-            is_any = at.icmp_signed("<", done, after)
-            with at.if_then(is_any):
+            with self.if_any(done, after):
                 given = arrays
                 if widens:
                     words = self.times(sizes.tiles, sizes.blocks, BLOCK // (2 * WORD))

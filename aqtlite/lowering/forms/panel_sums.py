@@ -10,15 +10,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from aqtlite.lowering.forms import custom_call
+from aqtlite.lowering.forms import custom_call, panels
 from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Sizes
 from aqtlite.lowering.forms.panels import PANEL, WORD
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 
 _WAITING = 4
 """Number of additions that a processor begins before it has the first one's sum."""
-
-_HALVES, _HALF = 0x0F0F0F0F, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +159,7 @@ class RowsOfPanel:
 
     def _bytes(self, weights: Any) -> Iterator[list[Any]]:
         """Yields the weights of a block as uint8, four of each row at a time."""
-        f, at, how = self.f, self.f.at, self.how
-        mask, half = (f.constant(self.ints, value) for value in (_HALVES, _HALF))
+        f, how = self.f, self.how
         for i in range(BLOCK * self.width // (8 * WORD)):
             words = [
                 f.load(weights, WORD * (PANEL * i + how.lanes * j), self.ints)
@@ -171,8 +168,8 @@ class RowsOfPanel:
             if self.width == 8:
                 yield words
             else:
-                yield [at.and_(word, mask) for word in words]
-                yield [at.and_(at.lshr(word, half), mask) for word in words]
+                yield [panels.lower_halves(f, word) for word in words]
+                yield [panels.upper_halves(f, word) for word in words]
 
     def _sum(self, digit: list[list[list[Any]]], vector: int) -> Any:
         """The sum of a digit, from that of its parts."""

@@ -22,6 +22,8 @@ WORD = 4
 SIGNS = {4: 0x88888888, 8: 0x80808080}
 """The bits of a word that raise weights of 4 or 8 bits, once they are flipped."""
 
+_HALVES, _HALF = 0x0F0F0F0F, 4  # The lower half of each byte of a word, and its bits.
+
 _QUAD = 4
 """Number of words of a row that are read at a time."""
 
@@ -110,9 +112,9 @@ def lay_out(
     at, size = f.at, f.times(words, WORD)
     whole = at.and_(words, f.long(-_QUAD))
     for half in range(2):
-        with _if_any(f, 0, whole), f.loop(0, whole, _QUAD) as word:
+        with f.if_any(0, whole), f.loop(0, whole, _QUAD) as word:
             _four_words(f, rows, size, word, panel, half, flipped)
-    with _if_any(f, whole, words), f.loop(whole, words) as word:
+    with f.if_any(whole, words), f.loop(whole, words) as word:
         for row in range(PANEL):
             place = f.sum(f.times(size, row), f.times(word, WORD))
             value = at.xor(f.load(rows, place, f.int), f.int(flipped))
@@ -157,20 +159,24 @@ def widen(f: custom_call.Function, panel: Any, words: Any, wide: Any) -> None:
         wide: pointer to where the bytes go, by turns for eight weights of each row
             those of the lower halves of bytes and those of the upper ones.
     """
-    at, size = f.at, PANEL * WORD // 2
+    size = PANEL * WORD // 2
     ints = f.ir.VectorType(f.int, size // 4)
-    mask, half = (f.constant(ints, value) for value in (0x0F0F0F0F, 4))
     with f.loop(0, words) as word:
         start, there = (f.times(word, n * 2 * size) for n in (1, 2))
         for i in (0, size):
             both = f.load(panel, f.sum(start, i), ints)
-            f.store(at.and_(both, mask), wide, f.sum(there, i))
-            upper = at.and_(at.lshr(both, half), mask)
-            f.store(upper, wide, f.sum(there, 2 * size + i))
+            f.store(lower_halves(f, both), wide, f.sum(there, i))
+            f.store(upper_halves(f, both), wide, f.sum(there, 2 * size + i))
 
 
-def _if_any(f: custom_call.Function, start: Any, stop: Any) -> Any:
-    return f.at.if_then(f.at.icmp_signed("<", f.sum(start, 0), stop))
+def lower_halves(f: custom_call.Function, x: Any) -> Any:
+    """The lower half of each byte of a vector of int32."""
+    return f.at.and_(x, f.constant(x.type, _HALVES))
+
+
+def upper_halves(f: custom_call.Function, x: Any) -> Any:
+    """The upper half of each byte of a vector of int32."""
+    return lower_halves(f, f.at.lshr(x, f.constant(x.type, _HALF)))
 
 
 def _four_words(

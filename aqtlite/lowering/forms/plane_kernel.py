@@ -17,9 +17,6 @@ from aqtlite.lowering.forms.products_of_bytes import Instructions
 # Number of products that are added before the sums are widened.
 _STEPS = 8
 
-# Where XLA's structure of a buffer has the number of its axes, and their sizes.
-_RANK, _SIZES = 32, 40
-
 Terms = Callable[[Any], Sequence[tuple[Any, Any]]]
 """The factors of each sum at a step, uint8 and int8 in vectors of int32."""
 
@@ -122,25 +119,21 @@ class PlaneFunction(custom_call.Function):
 
     def _sizes(self, frame: Any) -> Sizes:
         packed, x = (self.argument(frame, i) for i in range(2))
-        rank = self.load(packed, _RANK, self.long)
+        rank = self.rank(packed)
         last, before = self.sum(rank, -1), self.sum(rank, -2)
         batch = self.variable(self.long)
         self.at.store(self.long(1), batch)
         with self.loop(0, before) as axis:
-            size = self._size(packed, axis)
+            size = self.size(packed, axis)
             self.at.store(self.times(self.at.load(batch), size), batch)
         return Sizes(
             self.at.load(batch),
-            self._size(x, before),
-            self._size(packed, before),
-            self._size(packed, last),
-            self._size(x, last),
-            self._size(self.result(frame), last),
+            self.size(x, before),
+            self.size(packed, before),
+            self.size(packed, last),
+            self.size(x, last),
+            self.size(self.result(frame), last),
         )
-
-    def _size(self, buffer: Any, axis: Any) -> Any:
-        sizes = self.load(buffer, _SIZES, self.pointer)
-        return self.load(sizes, self.times(axis, 8), self.long)
 
     def _sum(self, x: Any, count: Any) -> Any:
         """The sum of int8."""
@@ -150,10 +143,10 @@ class PlaneFunction(custom_call.Function):
         at.store(self.constant(wide, 0), total)
         at.store(self.int(0), rest)
         whole = at.and_(count, self.long(-lanes))
-        with self.any(0, whole), self.loop(0, whole, lanes) as i:
+        with self.if_any(0, whole), self.loop(0, whole, lanes) as i:
             values = at.sext(self.load(x, i, narrow), wide)
             at.store(at.add(at.load(total), values), total)
-        with self.any(whole, count), self.loop(whole, count) as i:
+        with self.if_any(whole, count), self.loop(whole, count) as i:
             value = at.sext(self.load(x, i, self.byte), self.int)
             at.store(at.add(at.load(rest), value), rest)
         return at.add(self.added(at.load(total)), at.load(rest))
@@ -161,11 +154,6 @@ class PlaneFunction(custom_call.Function):
     def divided(self, x: Any, by: int) -> Any:
         """A quotient, rounded down."""
         return self.at.sdiv(x, self.long(by))
-
-    def any(self, start: Any, stop: Any) -> Any:
-        """Runs its body if there are indices from `start` to `stop`."""
-        start, stop = self._as_long(start), self._as_long(stop)
-        return self.at.if_then(self.at.icmp_signed("<", start, stop))
 
     def added(self, x: Any) -> Any:
         """The sum of a vector of int32."""
@@ -208,9 +196,9 @@ class PlaneFunction(custom_call.Function):
     def accumulate(self, totals: Sequence[Any], count: Any, terms: Terms) -> None:
         """Adds the products of steps to sums, which are variables."""
         whole = self.at.and_(count, self.long(-_STEPS))
-        with self.any(0, whole), self.loop(0, whole, _STEPS) as step:
+        with self.if_any(0, whole), self.loop(0, whole, _STEPS) as step:
             self.add(totals, _STEPS, lambda i: terms(self.sum(step, i)))
-        with self.any(whole, count), self.loop(whole, count) as step:
+        with self.if_any(whole, count), self.loop(whole, count) as step:
             self.add(totals, 1, lambda i: terms(self.sum(step, i)))
 
     def add(self, totals: Sequence[Any], count: int, terms: Terms) -> None:
@@ -233,7 +221,7 @@ class PlaneFunction(custom_call.Function):
         for count in dict.fromkeys((at_once, 1)):
             left = self.at.srem(self.at.sub(rows, done), self.long(count))
             after = self.at.sub(rows, left)
-            with self.any(done, after), self.loop(done, after, count) as row:
+            with self.if_any(done, after), self.loop(done, after, count) as row:
                 body(row, count)
             done = after
 

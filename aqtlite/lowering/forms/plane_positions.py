@@ -42,7 +42,7 @@ class OfPositions(PlaneFunction):
                     for slab, one in enumerate(of_row):
                         channel = self.sum(self.times(count, slab), index)
                         place = self.sum(self.times(line, sizes.columns), channel)
-                        with self.any(channel, sizes.columns):
+                        with self.if_any(channel, sizes.columns):
                             total = self.at.add(self.added(self.at.load(one)), start)
                             self.store(total, arrays.out, self.times(place, 4), 4)
 
@@ -77,7 +77,7 @@ class OfPositions(PlaneFunction):
         )
         # Positions that are no whole vector are read with those before them.
         left = at.srem(sizes.length, self.long(self.width))
-        with self.any(0, left):
+        with self.if_any(0, left):
             last = at.sub(sizes.length, self.long(self.width))
             mask = self._last_bytes(left)
             self.add(everything, 1, lambda _: terms(last, mask))
