@@ -26,6 +26,9 @@ LARGEST_OF_THREE = 2**23 - 2**15 - 2**7 - 1
 
 BITS = 8
 
+EXACT_PRODUCTS = 2**24 // LARGEST**2
+"""The largest number of products of digits whose sum is certainly exact in float32."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
@@ -150,6 +153,22 @@ def of_floats(
     fixed = exact.nearest_integer(x * reciprocal)
     is_finite = bound <= jnp.finfo(jnp.float32).max
     return of_integers(fixed, count), jnp.where(is_finite, unit, jnp.nan)
+
+
+def rounded(sums: Sequence[jax.Array], products: int) -> jax.Array:
+    """Combines int32 sums of products of each digit, lowest first, to float32.
+
+    The two highest sums are added as integers before they are rounded, so that a form
+    may multiply both digits as one number.
+
+    Args:
+        sums: a sum for each digit of floats.
+        products: number of products in a sum, which may be symbolic (`jax.export`).
+    """
+    *low, below, highest = sums
+    if not isinstance(products, int) or products > EXACT_PRODUCTS:
+        highest, below = highest + (below >> BITS), below & ((1 << BITS) - 1)
+    return combine([one.astype(jnp.float32) for one in (*low, below, highest)])
 
 
 def combine(sums: Sequence[jax.Array]) -> jax.Array:

@@ -264,7 +264,9 @@ def _sums(contraction: Contraction, lhs: Digits, rhs: Digits) -> jax.Array:
     if lhs.unit is None and rhs.unit is None:
         (sums,) = parts
         return sums
-    return digits.combine([part.astype(jnp.float32) for part in parts])
+    if parts[0].dtype == jnp.float32:
+        return digits.combine(parts)
+    return digits.rounded(parts, contraction.products(lhs.shape, rhs.shape))
 
 
 def _parts(contraction: Contraction, lhs: Digits, rhs: Digits) -> list[jax.Array]:

@@ -51,6 +51,9 @@ class Kernel:
     is_single: bool
     """Whether a tile is a single block."""
 
+    carries: bool
+    """Whether a tile has more products than certainly have exact sums in float32."""
+
     layout: Layout
     """Layout of the weights."""
 
@@ -99,7 +102,7 @@ class PanelFunction(custom_call.Function):
         is_float = kernel.digits > 1
         size = self.times(products, 4 if is_float else 1)
         with self.loop(0, sizes.rows, self._together(sizes)) as first:
-            there = laid_out.from_row(self, first, rows.lines, sizes)
+            there = rows.memory_from(laid_out, first, sizes)
             start = self.offset(x, self.times(first, size))
             rows.lay_out(start, there, self._from_row(first, sizes))
         scales, factors = self.null, units
@@ -134,7 +137,8 @@ class PanelFunction(custom_call.Function):
 
         Of more rows, values would leave the cache before the next panel.
         """
-        of_row = self.times(sizes.tiles, sizes.blocks, BLOCK * self._rows().lines)
+        rows = self._rows()
+        of_row = self.times(sizes.tiles, sizes.blocks, rows.line_size * rows.lines)
         cache = _CACHE if self.kernel.instructions.has_dots else _CACHE_OF_AVX2
         times = self.at.sdiv(self.long(cache // _ROWS), of_row)
         return self.times(self.sum(times, 1), _ROWS)
@@ -163,7 +167,7 @@ class PanelFunction(custom_call.Function):
                 "malloc", self.pointer, self.sum(of_scales, of_panel)
             )
             own = self.offset(own_scales, of_scales)
-        if self._widens:
+        if self._widens:  # To twice the bits.
             wide = self.call("malloc", self.pointer, self.times(row_bytes, 2 * PANEL))
         # Columns that are no whole panel are computed with those before them.
         last = self.at.sub(columns, self.long(PANEL))
@@ -190,7 +194,7 @@ class PanelFunction(custom_call.Function):
                 following = self.offset(of_panel, self.times(tiles, 4 * PANEL))
                 of_panel = own_scales
             place = self.sum(self.times(first, columns), column)
-            here = memory.from_row(self, first, self._rows().lines, sizes)
+            here = self._rows().memory_from(memory, first, sizes)
             place = self.offset(out, self.times(place, 4))
             arrays = Arrays(panel, of_panel, here, place, following)
             self._compute_panel(arrays, self._from_row(first, sizes), columns, wide)
@@ -201,11 +205,13 @@ class PanelFunction(custom_call.Function):
 
     @property
     def _widens(self) -> bool:
-        """Whether int4 are widened once for all rows.
+        """Whether weights are widened once for all rows.
 
         Registers are too few to do so beside the sums of several rows.
         """
-        return self.kernel.bits == 4 and not self.kernel.instructions.has_dots
+        instructions = self.kernel.instructions
+        is_int4 = self.kernel.bits == 4 and not instructions.has_dots
+        return is_int4 or instructions.takes_int16
 
     def _compute_panel(
         self, arrays: Arrays, sizes: Sizes, columns: Any, wide: Any
@@ -214,10 +220,17 @@ class PanelFunction(custom_call.Function):
         at, kernel = self.at, self.kernel
         done = self.long(0)
         for count in kernel.instructions.rows_at_once(self._rows().lines):
-            widens = self._widens and count > 1
-            width = 8 if widens else kernel.bits
+            takes_int16 = kernel.instructions.takes_int16
+            widens = self._widens and (count > 1 or takes_int16)
+            width = kernel.bits * 2 if widens else kernel.bits
             of = RowsOfPanel(
-                self, kernel.instructions, kernel.bits, kernel.digits, count, width
+                self,
+                kernel.instructions,
+                kernel.bits,
+                kernel.digits,
+                count,
+                width,
+                kernel.carries,
             )
             compute = of.compute_scaled if kernel.is_scaled else of.compute
             left = at.sub(sizes.rows, done)
@@ -225,8 +238,10 @@ class PanelFunction(custom_call.Function):
             with self.if_any(done, after):
                 given = arrays
                 if widens:
-                    words = self.times(sizes.tiles, sizes.blocks, BLOCK // (2 * WORD))
-                    panels.widen(self, arrays.weights, words, wide)
+                    of_block = BLOCK * kernel.bits // (8 * WORD)
+                    words = self.times(sizes.tiles, sizes.blocks, of_block)
+                    widen = panels.widen_bytes if takes_int16 else panels.widen
+                    widen(self, arrays.weights, words, wide)
                     given = dataclasses.replace(arrays, weights=wide)
                 with self.loop(done, after, count) as row:
                     compute(given, sizes, columns, row, kernel.is_single)

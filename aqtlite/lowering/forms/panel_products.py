@@ -25,6 +25,7 @@ from aqtlite.lowering.forms import (
 from aqtlite.lowering.forms.panel_kernel import Kernel, Layout
 from aqtlite.lowering.forms.panel_rows import BLOCK
 from aqtlite.lowering.forms.panels import PANEL, Panels
+from aqtlite.lowering.forms.products_of_bytes import Instructions
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
@@ -32,6 +33,9 @@ from aqtlite.shapes import dimension_numbers as dn
 # XLA:CPU writes int4 that are computed, as in training, one by one. More rows than
 # these are rather those of training than of a program that is given int4.
 _ROWS = 512
+
+# As many rows as these take less time where weights are widened to int16 for them.
+_ROWS_OF_INT16 = 8
 
 # Sums of more products might leave int32, by bits of a weight.
 _PRODUCTS = {4: 2**20, 8: 2**16}
@@ -229,14 +233,17 @@ class _ScaledSums(TargetDependent):
         else:
             values, factors = x[None], scales[0]
         values, weights = values.astype(jnp.int32), weights.astype(jnp.int32)
-        sums = jnp.einsum("drtk,ntk->dtrn", values, weights).astype(jnp.float32)
-        total = digits.combine(list(sums))
+        sums = list(jnp.einsum("drtk,ntk->dtrn", values, weights))
+        if self.digits > 1:
+            total = digits.rounded(sums, weights.shape[2])
+        else:
+            total = sums[0].astype(jnp.float32)
         return (total * factors.T[:, :, None] * of_columns.T[:, None]).sum(0)
 
     def lowered(self, target, *args):
         del target
         columns = args[-1].shape[0]
-        return _call(*args, columns=columns, bits=self.bits, digits=self.digits)
+        return _call(*args, columns=columns, bits=self.bits, count=self.digits)
 
     def packing(self, known, types):
         weights, scales = 0, len(types) - 1
@@ -269,7 +276,7 @@ class _Panels(Packing):
         of = self.function
         arguments = dict(zip((self.argument, *self.beside), packed, strict=True))
         given = (arguments.get(i, x) for i, x in enumerate(args))
-        return _call(*given, columns=args[-1].shape[0], bits=of.bits, digits=of.digits)
+        return _call(*given, columns=args[-1].shape[0], bits=of.bits, count=of.digits)
 
 
 def _call(
@@ -278,7 +285,7 @@ def _call(
     *scales: jax.Array,
     columns: int,
     bits: int,
-    digits: int = 1,
+    count: int = 1,
     layout: Layout = Layout.ROWS,
 ) -> jax.Array:
     """Calls the kernel.
@@ -290,23 +297,31 @@ def _call(
             if sums are scaled.
         columns: number of columns.
         bits: bits of a weight.
-        digits: number of digits of an element of `x`.
+        count: number of digits of an element of `x`.
         layout: layout of weights that are not in panels.
     """
     if weights.dtype == jnp.uint8:
         layout = Layout.PANELS
-    instructions = products_of_bytes.of_processor()
-    assert instructions is not None
+    products = x.shape[1] // (scales[-1].shape[1] if scales else 1)
     kernel = Kernel(
         bits,
-        digits,
+        count,
         is_scaled=bool(scales),
-        is_single=bool(scales) and x.shape[1] == scales[-1].shape[1] * BLOCK,
+        is_single=bool(scales) and products == BLOCK,
+        carries=count > 1 and products > digits.EXACT_PRODUCTS,
         layout=layout,
         has_packed_scales=bool(scales) and scales[-1].ndim == 3,
-        instructions=instructions,
+        instructions=_instructions(x.shape[0], bits, count),
     )
     dtype = jnp.float32 if scales else jnp.int32
     out = jax.ShapeDtypeStruct((x.shape[0], columns), dtype)
     name = panel_kernel.registered(kernel)
     return jax.ffi.ffi_call(name, out, vmap_method="sequential")(weights, x, *scales)
+
+
+def _instructions(rows: int, bits: int, count: int) -> Instructions:
+    """The instructions that take the least time for digits of some rows."""
+    found = products_of_bytes.of_processor()
+    assert found is not None
+    is_split = found is Instructions.AVX2 and bits == 8 and count > 1
+    return Instructions.AVX2_INT16 if is_split and rows >= _ROWS_OF_INT16 else found

@@ -14,8 +14,10 @@ from aqtlite.lowering.forms.products_of_bytes import Instructions
 BLOCK = 32
 """Number of products that are summed before the sums are widened."""
 
-# As nibbles are widened: of each eight elements the even ones, then the odd ones.
+# As nibbles and bytes are widened: of each eight or four elements the even ones, then
+# the odd ones.
 _ORDER = [i + j for i in range(0, BLOCK, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7)]
+_ORDER_OF_INT16 = [i + j for i in range(0, BLOCK, 4) for j in (0, 2, 1, 3)]
 
 _MAGNITUDE, _INFINITY, _MANTISSA = 0x7FFFFFFF, 0x7F800000, 23
 
@@ -40,8 +42,8 @@ class Memory:
     """Pointers to what is written."""
 
     values: Any
-    """int8, ``(tiles, blocks, rows, lines, BLOCK)``: a line for each part of a digit.
-    """
+    """int8 or int16, ``(tiles, blocks, rows, lines, BLOCK)``: a line for each part of a
+    number."""
 
     offsets: Any
     """Sums of values, times what weights are raised by, negated: int32, ``(tiles, rows,
@@ -49,17 +51,6 @@ class Memory:
 
     units: Any
     """Units of the digits of floats, float32, ``(rows, tiles)``."""
-
-    def from_row(
-        self, f: custom_call.Function, row: Any, lines: int, sizes: Sizes
-    ) -> "Memory":
-        """Returns pointers to what is written of a row and those behind it."""
-        before = f.times(row, sizes.tiles)
-        return Memory(
-            f.offset(self.values, f.times(before, sizes.blocks, BLOCK * lines)),
-            f.offset(self.offsets, f.times(before, 4 * lines)),
-            f.offset(self.units, f.times(before, 4)),
-        )
 
 
 class Rows:
@@ -74,24 +65,39 @@ class Rows:
     ):
         self.f, self.digits, self.instructions = function, digits, instructions
         self.parts = instructions.parts(bits)
-        self.lines = digits * self.parts
+        self.lines = instructions.numbers(digits) * self.parts
         self.order = _ORDER if bits == 4 else list(range(BLOCK))
-        self.raised_by = 2 ** (bits - 1)
+        self.raised_by, self.line_size = 2 ** (bits - 1), BLOCK
+        if instructions.takes_int16:
+            self.order, self.raised_by = _ORDER_OF_INT16, 0
+            self.line_size = 2 * BLOCK
         ir = function.ir
         self.ints, self.floats, self.bytes = (
             ir.VectorType(kind, BLOCK)
             for kind in (function.int, ir.FloatType(), function.byte)
         )
+        self.shorts = ir.VectorType(ir.IntType(16), BLOCK)
         self.sums = ir.VectorType(function.int, BLOCK // 4)
 
     def bytes_of(self, sizes: Sizes) -> tuple[Any, Any, Any]:
         """The sizes of `Memory`."""
         f, count = self.f, self.f.times(sizes.rows, sizes.tiles)
         return (
-            f.times(count, sizes.blocks, BLOCK * self.lines),
+            f.times(count, sizes.blocks, self.line_size * self.lines),
             f.times(count, 4 * self.lines),
             f.times(count, 4),
         )
+
+    def memory_from(self, memory: Memory, row: Any, sizes: Sizes) -> Memory:
+        """Returns pointers to what is written of a row and those behind it."""
+        before = self.bytes_of(dataclasses.replace(sizes, rows=row))
+        values, offsets, units = (
+            self.f.offset(start, size)
+            for start, size in zip(
+                (memory.values, memory.offsets, memory.units), before, strict=True
+            )
+        )
+        return Memory(values, offsets, units)
 
     def lay_out(self, x: Any, memory: Memory, sizes: Sizes) -> None:
         """Writes values, offsets and, of floats, units."""
@@ -108,22 +114,30 @@ class Rows:
                 unit, reciprocal = self._unit(largest)
                 f.store(unit, memory.units, f.times(line, 4), 4)
             zero = f.constant(self.sums, 0)
-            for i in range(lines):
+            for i in self._raised_lines:
                 f.store(zero, sums, BLOCK * i, BLOCK)
             with f.loop(0, sizes.blocks) as block:
                 each = f.offset(start, f.times(block, size))
                 step = f.sum(f.times(tile, sizes.blocks), block)
-                place = f.times(f.sum(f.times(step, sizes.rows), row), lines, BLOCK)
-                for i, part in enumerate(self._lines(each, reciprocal)):
-                    f.store(part, memory.values, f.sum(place, BLOCK * i))
+                place = f.sum(f.times(step, sizes.rows), row)
+                place = f.times(place, lines, self.line_size)
+                found = self._lines(each, reciprocal)
+                for i, part in enumerate(found):
+                    f.store(part, memory.values, f.sum(place, self.line_size * i))
+                for i in self._raised_lines:
                     total = f.load(sums, BLOCK * i, self.sums, BLOCK)
-                    f.store(self._added(total, part), sums, BLOCK * i, BLOCK)
+                    f.store(self._added(total, found[i]), sums, BLOCK * i, BLOCK)
             place = f.times(f.sum(f.times(tile, sizes.rows), row), 4 * lines)
-            for i in range(lines):
+            for i in self._raised_lines:
                 total = f.load(sums, BLOCK * i, self.sums, BLOCK)
                 total = f.call("llvm.vector.reduce.add.v8i32", f.int, total)
                 total = f.at.mul(total, f.int(-self.raised_by))
                 f.store(total, memory.offsets, f.sum(place, 4 * i), 4)
+
+    @property
+    def _raised_lines(self) -> range:
+        """The lines that are multiplied by raised weights."""
+        return range(self.lines if self.raised_by else 0)
 
     def _largest(self, start: Any, bound: Any, blocks: Any) -> Any:
         """The bits of the largest magnitude of a tile."""
@@ -153,8 +167,8 @@ class Rows:
         return unit, f.splat(at.bitcast(reciprocal, f.ir.FloatType()), BLOCK)
 
     def _lines(self, x: Any, reciprocal: Any) -> list[Any]:
-        """The parts of the digits of a block, lowest first, as weights are ordered."""
-        found = self._digits(x, reciprocal)
+        """The parts of the numbers of a block, lowest first, as weights are ordered."""
+        found = self._numbers(x, reciprocal)
         ordered = [self.f.shuffled(one, self.order) for one in found]
         if self.parts == 1:
             return ordered
@@ -168,8 +182,8 @@ class Rows:
         is_negative = at.and_(at.lshr(x, three), one)
         return low, at.add(at.ashr(x, four), is_negative)
 
-    def _digits(self, x: Any, reciprocal: Any) -> list[Any]:
-        """The digits of a block, lowest first."""
+    def _numbers(self, x: Any, reciprocal: Any) -> list[Any]:
+        """The numbers of a block, lowest first: digits, or the two highest as one."""
         f, at = self.f, self.f.at
         if reciprocal is None:
             return [f.load(x, 0, self.bytes)]
@@ -179,11 +193,12 @@ class Rows:
             at.bitcast(anchored, self.ints), f.constant(self.ints, _ANCHOR_BITS)
         )
         out, left = [], f.constant(self.ints, 32 - BITS)
-        for _ in range(self.digits - 1):
+        for _ in range(self.instructions.numbers(self.digits) - 1):
             low = at.ashr(at.shl(rest, left), left)
             out.append(low)
             rest = at.ashr(at.sub(rest, low), f.constant(self.ints, BITS))
-        return [at.trunc(one, self.bytes) for one in (*out, rest)]
+        kind = self.shorts if self.instructions.takes_int16 else self.bytes
+        return [at.trunc(one, kind) for one in (*out, rest)]
 
     def _added(self, total: Any, part: Any) -> Any:
         f, how = self.f, self.instructions.products

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from aqtlite.lowering.digits import BITS
 from aqtlite.lowering.forms import custom_call, panels
 from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Sizes
 from aqtlite.lowering.forms.panels import PANEL, WORD
@@ -17,6 +18,13 @@ from aqtlite.lowering.forms.products_of_bytes import Instructions
 
 _WAITING = 4
 """Number of additions that a processor begins before it has the first one's sum."""
+
+_AHEAD, _LINE = 2**11, 64
+"""Distance in bytes at which weights are fetched for a single row, which a processor
+does by itself only up to the end of a page, and the size of a line of the cache."""
+
+_BLOCKS_OF_INT32 = 16
+"""Number of blocks whose sums of products of two digits and int8 fit int32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +52,10 @@ class Arrays:
 class RowsOfPanel:
     """Writes the instructions that compute some rows of a panel of columns.
 
-    A line is a part of a digit of a row. `sums` has, for each digit of each row, each
+    A line is a part of a number of a row. `sums` has, for each number of each row, each
     part and each vector of a word of all weights of a panel, variables that are added
-    up at the end.
+    up at the end. `carried` has two for each row and vector, if two digits are a
+    number: what lies above the lowest 8 bits of its sums, and these bits.
     """
 
     def __init__(
@@ -57,10 +66,14 @@ class RowsOfPanel:
         digits: int,
         count: int,
         width: int,
+        carries: bool,
     ):
         self.f, self.how = function, instructions
         self.products, self.parts = instructions.products, instructions.parts(bits)
-        self.digits, self.lines, self.width = digits, digits * self.parts, width
+        self.digits, self.numbers = digits, instructions.numbers(digits)
+        self.lines, self.width = self.numbers * self.parts, width
+        self.carries = carries
+        self.line_size = BLOCK * (2 if instructions.takes_int16 else 1)
         self.ints, self.floats = (
             instructions.ints(function),
             instructions.floats(function),
@@ -74,7 +87,11 @@ class RowsOfPanel:
                 [[function.variable(self.ints) for _ in copies] for _ in vectors]
                 for _ in range(self.parts)
             ]
-            for _ in range(count * digits)
+            for _ in range(count * self.numbers)
+        ]
+        self.carried = [
+            [[function.variable(self.ints) for _ in range(2)] for _ in vectors]
+            for _ in range(count if instructions.takes_int16 else 0)
         ]
         self.totals = [
             [function.variable(self.floats) for _ in vectors] for _ in range(count)
@@ -117,30 +134,58 @@ class RowsOfPanel:
     ) -> None:
         f = self.f
         before = f.times(f.sum(f.times(tile, sizes.rows), row), self.lines)
-        for i, of_line in enumerate(itertools.chain(*self.sums)):
-            # What raising the weights adds, negated.
-            offset = f.load(arrays.rows.offsets, f.times(f.sum(before, i), 4), f.int, 4)
-            for first, *others in of_line:
-                f.at.store(f.splat(offset, self.how.lanes), first)
-                for other in others:
-                    f.at.store(f.constant(self.ints, 0), other)
+        zero = f.constant(self.ints, 0)
+        for variable in _leaves([self.carried, *self.sums]):
+            f.at.store(zero, variable)
+        if not self.how.takes_int16:
+            for i, of_line in enumerate(itertools.chain(*self.sums)):
+                # What raising the weights adds, negated.
+                place = f.times(f.sum(before, i), 4)
+                offset = f.load(arrays.rows.offsets, place, f.int, 4)
+                for first, *_ in of_line:
+                    f.at.store(f.splat(offset, self.how.lanes), first)
 
         def add(block: Any) -> None:
             step = f.sum(f.times(tile, sizes.blocks), block)
             weights = f.offset(
                 arrays.weights, f.times(step, PANEL * BLOCK * self.width // 8)
             )
-            line = f.times(f.sum(f.times(step, sizes.rows), row), self.lines, BLOCK)
+            line = f.sum(f.times(step, sizes.rows), row)
+            line = f.times(line, self.lines, self.line_size)
             self._add_block(weights, f.offset(arrays.rows.values, line))
 
         if is_single:
             add(f.long(0))
-            return
-        with f.loop(0, sizes.blocks) as block:
-            add(block)
+            if self.carried:
+                self._carry()
+        elif self.carried:
+            with f.loop(0, sizes.blocks, _BLOCKS_OF_INT32) as first:
+                stop = f.least(f.sum(first, _BLOCKS_OF_INT32), sizes.blocks)
+                with f.loop(first, stop) as block:
+                    add(block)
+                self._carry()
+        else:
+            with f.loop(0, sizes.blocks) as block:
+                add(block)
+
+    def _carry(self) -> None:
+        """Moves the sums of numbers of two digits to where they do not leave int32."""
+        at, numbers = self.f.at, self.numbers
+        eight, byte = (self.f.constant(self.ints, n) for n in (BITS, 2**BITS - 1))
+        highest = self.sums[numbers - 1 :: numbers]
+        for (of_number,), of_row in zip(highest, self.carried, strict=True):
+            for copies, (high, low) in zip(of_number, of_row, strict=True):
+                total = functools.reduce(at.add, map(at.load, copies))
+                at.store(at.add(at.load(high), at.ashr(total, eight)), high)
+                at.store(at.add(at.load(low), at.and_(total, byte)), low)
+                for one in copies:
+                    at.store(self.f.constant(self.ints, 0), one)
 
     def _add_block(self, weights: Any, x: Any) -> None:
         f, at, how, products = self.f, self.f.at, self.how, self.products
+        if len(self.totals) == 1 and how is Instructions.AVX2:
+            for line in range(0, PANEL * BLOCK * self.width // 8, _LINE):
+                f.prefetch(weights, _AHEAD + line)
         sums = list(itertools.chain(*self.sums))
         before = [[[at.load(one) for one in of] for of in line] for line in sums]
         parts = [
@@ -148,7 +193,7 @@ class RowsOfPanel:
         ]
         for k, wide in enumerate(self._bytes(weights)):
             for line, of_line in enumerate(parts):
-                other = f.load(x, BLOCK * line + WORD * k, f.int, WORD)
+                other = f.load(x, self.line_size * line + WORD * k, f.int, WORD)
                 other = f.splat(other, how.lanes)
                 for one, of in zip(wide, of_line, strict=True):
                     copy = k % len(of)
@@ -158,28 +203,44 @@ class RowsOfPanel:
             at.store(products.finished(f, total, part), variable)
 
     def _bytes(self, weights: Any) -> Iterator[list[Any]]:
-        """Yields the weights of a block as uint8, four of each row at a time."""
+        """Yields the weights of a block, a word of each row at a time."""
         f, how = self.f, self.how
         for i in range(BLOCK * self.width // (8 * WORD)):
             words = [
                 f.load(weights, WORD * (PANEL * i + how.lanes * j), self.ints)
                 for j in range(how.vectors)
             ]
-            if self.width == 8:
+            if self.width >= 8:
                 yield words
             else:
                 yield [panels.lower_halves(f, word) for word in words]
                 yield [panels.upper_halves(f, word) for word in words]
 
-    def _sum(self, digit: list[list[list[Any]]], vector: int) -> Any:
-        """The sum of a digit, from that of its parts."""
+    def _sum(self, number: list[list[list[Any]]], vector: int) -> Any:
+        """The sum of a number, from that of its parts."""
         at = self.f.at
         low, *high = (
-            functools.reduce(at.add, map(at.load, line[vector])) for line in digit
+            functools.reduce(at.add, map(at.load, line[vector])) for line in number
         )
         for one in high:
             low = at.add(low, at.shl(one, self.f.constant(self.ints, 4)))
         return low
+
+    def _sums_of_digits(self, row: int, vector: int) -> list[Any]:
+        """The sums of the digits of a row, lowest first; see `digits.rounded`."""
+        at, numbers = self.f.at, self.numbers
+        of_row = self.sums[row * numbers : (row + 1) * numbers]
+        if self.carried:
+            low = [self._sum(number, vector) for number in of_row[:-1]]
+            highest, below = map(at.load, self.carried[row][vector])
+        else:
+            sums = [self._sum(number, vector) for number in of_row]
+            if not self.carries:
+                return sums
+            *low, below, highest = sums
+        eight, byte = (self.f.constant(self.ints, n) for n in (BITS, 2**BITS - 1))
+        highest = at.add(highest, at.ashr(below, eight))
+        return [*low, at.and_(below, byte), highest]
 
     def _accumulate(self, arrays: Arrays, sizes: Sizes, row: Any, tile: Any) -> None:
         """Scales the sums of a tile, and adds them to the totals.
@@ -194,8 +255,7 @@ class RowsOfPanel:
             factor = f.splat(factor, lanes)
             for j, variable in enumerate(of_row):
                 *low, total = (
-                    at.sitofp(self._sum(digit, j), self.floats)
-                    for digit in self.sums[i * digits : (i + 1) * digits]
+                    at.sitofp(one, self.floats) for one in self._sums_of_digits(i, j)
                 )
                 for part in reversed(low):
                     # The product is exact, so that it may be contracted.
@@ -209,5 +269,7 @@ class RowsOfPanel:
                 at.store(at.fadd(at.load(variable), total), variable)
 
 
-def _leaves(nested: list[list[list[Any]]]) -> list[Any]:
-    return [one for line in nested for copies in line for one in copies]
+def _leaves(nested: Any) -> list[Any]:
+    if isinstance(nested, list):
+        return [leaf for one in nested for leaf in _leaves(one)]
+    return [nested]

@@ -169,6 +169,28 @@ def widen(f: custom_call.Function, panel: Any, words: Any, wide: Any) -> None:
             f.store(upper_halves(f, both), wide, f.sum(there, 2 * size + i))
 
 
+def widen_bytes(f: custom_call.Function, panel: Any, words: Any, wide: Any) -> None:
+    """Writes the instructions that store an int16 for each int8 of a panel.
+
+    Args:
+        f: function that is being written.
+        panel: pointer to a panel of int8.
+        words: number of words of a row, at least one.
+        wide: pointer to where the int16 go, by turns the even ones of four weights of
+            each row and the odd ones.
+    """
+    size = PANEL * WORD // 2
+    shorts = f.ir.VectorType(f.ir.IntType(16), size // 2)
+    signs, eight = f.constant(shorts, SIGNS[8] & 0xFFFF), f.constant(shorts, 8)
+    with f.loop(0, words) as word:
+        start, there = (f.times(word, n * 2 * size) for n in (1, 2))
+        for i in (0, size):
+            two = f.at.xor(f.load(panel, f.sum(start, i), shorts), signs)
+            even = f.at.ashr(f.at.shl(two, eight), eight)
+            f.store(even, wide, f.sum(there, i))
+            f.store(f.at.ashr(two, eight), wide, f.sum(there, 2 * size + i))
+
+
 def lower_halves(f: custom_call.Function, x: Any) -> Any:
     """The lower half of each byte of a vector of int32."""
     return f.at.and_(x, f.constant(x.type, _HALVES))

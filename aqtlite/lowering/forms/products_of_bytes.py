@@ -1,4 +1,4 @@
-"""Instructions of x86-64 that multiply uint8 by int8, and add neighbouring products."""
+"""Instructions of x86-64 that multiply integers, and add neighbouring products."""
 
 import abc
 import enum
@@ -20,14 +20,25 @@ class Instructions(enum.IntEnum):
     AVX512_VNNI = 2
     """Of 512 bits, with twice the registers."""
 
+    AVX2_INT16 = 3
+    """Two products of int16 to an int32, by AVX2. Floats are split into fewer numbers,
+    and weights are widened."""
+
     @property
     def has_dots(self) -> bool:
         """Whether four products are added to an int32 (VNNI)."""
-        return self is not Instructions.AVX2
+        return self in (Instructions.AVX_VNNI, Instructions.AVX512_VNNI)
+
+    @property
+    def takes_int16(self) -> bool:
+        """Whether operands are int16; they are uint8 and int8 otherwise."""
+        return self is Instructions.AVX2_INT16
 
     @property
     def products(self) -> "Products":
-        """How uint8 are multiplied by int8."""
+        """How products are added."""
+        if self.takes_int16:
+            return ProductsOfInt16()
         return Dots() if self.has_dots else SmallProducts()
 
     def parts(self, bits: int) -> int:
@@ -36,9 +47,17 @@ class Instructions(enum.IntEnum):
         `SmallProducts` take only one of both operands whole.
 
         Args:
-            bits: bits of the uint8 that it is multiplied by.
+            bits: bits of the weight that it is multiplied by.
         """
-        return 1 if self.has_dots or bits == 4 else 2
+        is_small = self is Instructions.AVX2 and bits == 8
+        return 2 if is_small else 1
+
+    def numbers(self, digits: int) -> int:
+        """The number of numbers that are multiplied, of an element of some digits.
+
+        The two highest digits are one int16.
+        """
+        return digits - 1 if self.takes_int16 else digits
 
     @property
     def lanes(self) -> int:
@@ -70,20 +89,20 @@ class Instructions(enum.IntEnum):
 
 
 class Products(abc.ABC):
-    """How products of uint8 by int8 are added."""
+    """How products are added."""
 
     is_wide: bool
     """Whether a sum is int32 at once, and one addition waits for the one before it."""
 
     @abc.abstractmethod
     def multiplied(self, f: custom_call.Function, part: Any, a: Any, b: Any) -> Any:
-        """Adds the products of uint8 by int8, each four in an int32.
+        """Adds the products of numbers that are several in an int32.
 
         Args:
             f: function that is being written.
             part: what `started` or `multiplied` returned.
-            a: uint8 in a vector of int32.
-            b: int8, likewise.
+            a: four uint8 or two int16 in each int32 of a vector.
+            b: four int8 or two int16.
         """
 
     def started(self, total: Any) -> Any:
@@ -127,6 +146,17 @@ class SmallProducts(Products):
     def finished(self, f, total, part):
         ones = f.constant(part.type, 1)
         return f.at.add(total, f.call("llvm.x86.avx2.pmadd.wd", total.type, part, ones))
+
+
+class ProductsOfInt16(Products):
+    """AVX2, of int16: two products are added, and their sum to an int32."""
+
+    is_wide = True
+
+    def multiplied(self, f, part, a, b):
+        a, b = (_divided(f, x, 16) for x in (a, b))
+        two = f.call("llvm.x86.avx2.pmadd.wd", part.type, a, b)
+        return f.at.add(part, two)
 
 
 def _divided(f: custom_call.Function, x: Any, bits: int) -> Any:

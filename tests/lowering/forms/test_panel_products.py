@@ -24,6 +24,7 @@ from aqtlite.lowering.forms import (
 )
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 from tests import common
+from tests.lowering.dots import mixed_dot
 
 LAST_AXES = ((1,), (1,)), ((), ())
 NAME = "aqtlite_panels"
@@ -69,7 +70,7 @@ def test_sums_are_exact_at_the_largest_magnitudes(
     rows, columns, instructions, bits, monkeypatch
 ):
     widest = products_of_bytes.of_processor()
-    if widest is None or instructions > widest:
+    if widest is None or instructions > widest:  # Int16 are for digits alone.
         return
     monkeypatch.setattr(products_of_bytes, "of_processor", lambda: instructions)
     largest = 2 ** (bits - 1)
@@ -85,6 +86,36 @@ def test_sums_are_exact_at_the_largest_magnitudes(
 
     for _ in range(20):  # Threads start in another order each time.
         np.testing.assert_array_equal(sums(x, w), x.astype(int) @ w.T.astype(int))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("products", [32, 8224])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("instructions", Instructions)
+def test_digits_have_equal_bits_at_the_largest_magnitudes(
+    products, bits, instructions, dtype, monkeypatch, without_kernel
+):
+    """Sums of 8,224 products leave float32, and those of two digits int32."""
+    widest = products_of_bytes.of_processor()
+    if widest is None or (instructions is Instructions.AVX2_INT16 and bits == 4):
+        return
+    if instructions.has_dots and instructions > widest:
+        return
+    monkeypatch.setattr(panel_products, "_instructions", lambda *_: instructions)
+    x, largest = common.normal((11, products)), 2 ** (bits - 1)
+    x = x.at[:3].set([[1.99], [-1.99], [0]]).at[3, 5].set(1e30).at[4, 7].set(jnp.nan)
+    w = integers((21, products), largest).astype(f"int{bits}")
+    w[:2] = [[-largest], [largest - 1]]
+    x = x.astype(dtype)
+
+    def dot(x, w):
+        return mixed_dot(x, w, LAST_AXES, out_dtype=x.dtype)
+
+    lowered = jax.jit(lambda x, w: dot(x, w)).lower(x, w)
+    assert (NAME in lowered.as_text()) == panel_products.runs_here()
+    got = lowered.compile()(x, w)
+    without_kernel()
+    np.testing.assert_array_equal(got, jax.jit(lambda x, w: dot(x, w))(x, w))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +186,7 @@ def test_served_equals_trained_with_and_without(without_kernel):
         "w8a8_64": in_blocks(config.qat(8), 64),
     }
     weights = {name: common.normal((128, 27), i) for i, name in enumerate(cfgs)}
-    x = common.normal((2, 3, 128))
+    x = common.normal((2, 5, 128))
 
     def layers(params, x):
         out = {}
