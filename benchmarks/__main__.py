@@ -1,6 +1,7 @@
 """Measure aqtlite against float, AQT and Qwix.
 
-    python -m benchmarks [--quick] [--only NAME ...] [--json FILE] [--plot FILE.png]
+    python -m benchmarks [--quick] [--only NAME ...] [--synchronous] [--json FILE]
+                         [--plot FILE.png]
 
 Needs the `test` extra, which installs the peers. docs/benchmarks.md explains the
 figures.
@@ -46,6 +47,11 @@ def parser() -> argparse.ArgumentParser:
         help="time of a comparison after which it starts no further round "
         "(default %(default)s)",
     )
+    result.add_argument(
+        "--synchronous",
+        action="store_true",
+        help="have JAX run programs on CPUs in the thread that calls them",
+    )
     result.add_argument("--json", metavar="FILE", type=pathlib.Path)
     result.add_argument("--plot", metavar="FILE.png", type=pathlib.Path)
     return result
@@ -63,9 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     allocator.keep_memory("benchmarks", arguments)
 
+    import jax
+
     from benchmarks import plot
     from benchmarks.harness import machine, progress, tables
 
+    if asked.synchronous:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     if asked.plot:
         try:
             plot.check(workloads)

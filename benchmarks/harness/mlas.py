@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from aqtlite.lowering.forms import processor
+
 FLOAT32 = "onnxruntime, float32"
 INT8 = "onnxruntime, int8"
 INT4 = "onnxruntime, int4 in blocks of 32"
@@ -30,15 +32,16 @@ def served_layers(
 
     The int8 file is what `onnxruntime.quantization.quantize_dynamic` makes: a scale for
     each column of the kernel, and one for each input as a whole, computed in the call.
+    Its weights are uint8 on processors without VNNI, where sums for int8 saturate.
     """
     from onnxruntime import quantization
 
+    has_vnni = processor.adds_products_of_bytes()
+    kind = quantization.QuantType.QInt8 if has_vnni else quantization.QuantType.QUInt8
     with tempfile.TemporaryDirectory() as directory:
         float32, int8 = (pathlib.Path(directory, f"{i}.onnx") for i in range(2))
         float32.write_bytes(_model(kernel, bias).SerializeToString())
-        quantization.quantize_dynamic(
-            float32, int8, per_channel=True, weight_type=quantization.QuantType.QInt8
-        )
+        quantization.quantize_dynamic(float32, int8, per_channel=True, weight_type=kind)
         return {FLOAT32: _calling(float32), INT8: _calling(int8)}
 
 
