@@ -324,7 +324,7 @@ def _call(
         instructions=instructions,
     )
     dtype = jnp.float32 if scales else jnp.int32
-    out = jax.ShapeDtypeStruct((x.shape[is_turned], columns), dtype)
+    out = jax.ShapeDtypeStruct((x.shape[1 if is_turned else 0], columns), dtype)
     name = panel_kernel.registered(kernel)
     call = jax.ffi.ffi_call(name, out, vmap_method="sequential")
     attributes = {"is_turned": True} if is_turned else {}
