@@ -125,7 +125,11 @@ def _macs(one: Instruction, run: Run) -> int | None:
         return out.size * (sizes.size // max(outputs, 1)) // zeros
     own = _OWN.match(_target(one))
     if own is not None and (rows := where.operand(one, 1)) is not None:
-        return int(own[1] or 1) * out.size * rows.types[0].shape[-1]
+        x = rows.types[0]
+        if own[1] is None:
+            return out.size * x.shape[-1]
+        # Products come first if the kernel turns the rows.
+        return int(own[1]) * out.shape[-1] * x.size
     if one.opcode == "custom-call" and _KERNELS.search(_target(one)):
         axes = _CONTRACTING.search(one.attributes)
         numbers = re.findall(r"\d+", axes[1]) if axes else [len(shape) - 1]

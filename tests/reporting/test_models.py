@@ -53,10 +53,10 @@ def sums_in(text):
         # Of two int8, VNNI offsets one to uint8.
         both = ("s8", "s8") if {left, right} == {"u8", "s8"} else (left, right)
         found[both] += math.prod(out) * summed
-    # A kernel of this library: int8 weights, and rows of int8.
+    # A kernel of this library: int8 weights, and rows of int8, which may be columns.
     pattern = r"%?([\w.-]+) = .* custom-call\(\S+, %?([\w.-]+)\).*aqtlite_panels_8_1_"
     for out, rows in re.findall(pattern, text):
-        found["s8", "s8"] += math.prod(shapes[out][1]) * shapes[rows][1][-1]
+        found["s8", "s8"] += shapes[out][1][-1] * math.prod(shapes[rows][1])
     return found
 
 

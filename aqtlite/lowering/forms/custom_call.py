@@ -44,6 +44,7 @@ _FIELDS = {
 
 # Offsets in bytes: of the frame of a call, of buffers, of metadata and of functions.
 _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS, _FUTURE = 8, 16, 24, 72, 112, 168
+_ATTRIBUTES = 136
 _DATA, _RANK, _SIZES = 24, 32, 40
 _METADATA, _VERSION = 24, 24
 _FUNCTIONS = 48
@@ -273,6 +274,10 @@ class Function(abc.ABC):
 
     def result(self, frame: Any) -> Any:
         return self.load(self.load(frame, _RESULTS, self.pointer), 0, self.pointer)
+
+    def attributes(self, frame: Any) -> Any:
+        """The number of attributes of a call."""
+        return self.load(frame, _ATTRIBUTES, self.long)
 
     def data(self, buffer: Any) -> Any:
         return self.load(buffer, _DATA, self.pointer)

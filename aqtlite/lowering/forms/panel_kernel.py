@@ -31,7 +31,11 @@ class Layout(enum.IntEnum):
     """`panels`"""
 
     COLUMNS = 2
-    """``(products, columns)``, of int8"""
+    """``(products, columns)``, of int8.
+
+    If a call has an attribute, the other operand is ``(products, rows)``, too, with a
+    multiple of `panel_rows.TURNED` rows: one kernel is compiled for the products of a
+    layer and those of the gradient of its weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +71,10 @@ class Kernel:
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
-    Its arguments are the weights; the other operand, ``(rows, products)``, int8, or
-    float32 where there are several digits; and where sums are scaled, factors of the
-    rows, float32 ``(rows, tiles)``, if they are of int8, and the scales of the weights,
-    float32 ``(columns, tiles)``, or in `panels`.
+    Its arguments are the weights; the other operand, ``(rows, products)`` (see
+    `Layout.COLUMNS`), int8, or float32 where there are several digits; and where sums
+    are scaled, factors of the rows, float32 ``(rows, tiles)``, if they are of int8, and
+    the scales of the weights, float32 ``(columns, tiles)``, or in `panels`.
     """
     parts = map(int, dataclasses.astuple(kernel))
     name = "_".join(["aqtlite_panels", *map(str, parts)])
@@ -103,8 +107,11 @@ class PanelFunction(custom_call.Function):
         size = self.times(products, 4 if is_float else 1)
         with self.loop(0, sizes.rows, self._together(sizes)) as first:
             there = rows.memory_from(laid_out, first, sizes)
-            start = self.offset(x, self.times(first, size))
-            rows.lay_out(start, there, self._from_row(first, sizes))
+            if kernel.layout is Layout.COLUMNS:
+                self._lay_out_either(frame, first, size, there, sizes)
+            else:
+                start = self.offset(x, self.times(first, size))
+                rows.lay_out(start, there, self._from_row(first, sizes))
         scales, factors = self.null, units
         if kernel.is_scaled:
             scales = self.data(self.argument(frame, 2 if is_float else 3))
@@ -119,13 +126,32 @@ class PanelFunction(custom_call.Function):
         lines = self.sum(self.times(sizes.rows, rows.lines), 1)
         return columns, self.times(products, lines)
 
+    def _lay_out_either(
+        self, frame: Any, first: Any, size: Any, memory: Memory, sizes: Sizes
+    ) -> None:
+        """Lays out rows, from a first one on, of int8 that may be transposed."""
+        start, rows = self.data(self.argument(frame, 1)), self._rows()
+        together = self._from_row(first, sizes)
+        is_transposed = self.at.icmp_signed(">", self.attributes(frame), self.long(0))
+        with self.at.if_else(is_transposed) as (then, otherwise):
+            with then:
+                place = self.offset(start, first)
+                rows.lay_out_columns(place, sizes.rows, memory, together)
+            with otherwise:
+                place = self.offset(start, self.times(first, size))
+                rows.lay_out(place, memory, together)
+
     def _rows(self) -> Rows:
         return Rows(
             self, self.kernel.bits, self.kernel.digits, self.kernel.instructions
         )
 
     def _sizes(self, frame: Any) -> Sizes:
-        rows, count = (self.size(self.argument(frame, 1), axis) for axis in (0, 1))
+        if self.kernel.layout is Layout.COLUMNS:
+            arrays = self.result(frame), self.argument(frame, 0)
+            rows, count = (self.size(array, 0) for array in arrays)
+        else:
+            rows, count = (self.size(self.argument(frame, 1), axis) for axis in (0, 1))
         tiles = self.long(1)
         if self.kernel.is_scaled:
             scales = self.argument(frame, 2 if self.kernel.digits > 1 else 3)

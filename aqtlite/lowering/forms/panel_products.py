@@ -23,7 +23,7 @@ from aqtlite.lowering.forms import (
     products_of_bytes,
 )
 from aqtlite.lowering.forms.panel_kernel import Kernel, Layout
-from aqtlite.lowering.forms.panel_rows import BLOCK
+from aqtlite.lowering.forms.panel_rows import BLOCK, TURNED
 from aqtlite.lowering.forms.panels import PANEL, Panels
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 from aqtlite.lowering.packing import Packing
@@ -123,22 +123,36 @@ def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array
     """Contracts int4 or int8 with int4 or int8, which `takes`, to int32."""
     (lhs_ca, rhs_ca), _ = dims
     products = math.prod(rhs.shape[axis] for axis in rhs_ca)
-    x = _rows(lhs.astype(jnp.int8), lhs_ca)
-    if rhs_ca == tuple(range(len(rhs_ca))) and rhs.ndim > len(rhs_ca):
+    x = lhs.astype(jnp.int8)
+    if _is_transposed(rhs, rhs_ca):
         weights = rhs.reshape(products, -1)
-        out = _call(weights, x, columns=weights.shape[1], bits=8, layout=Layout.COLUMNS)
+        is_turned = _is_transposed(x, lhs_ca) and x.size // products % TURNED == 0
+        out = _call(
+            weights,
+            x.reshape(products, -1) if is_turned else _rows(x, lhs_ca),
+            columns=weights.shape[1],
+            bits=8,
+            layout=Layout.COLUMNS,
+            is_turned=is_turned,
+        )
     else:
         weights = _rows(rhs, rhs_ca)
         bits = jnp.iinfo(rhs.dtype).bits
-        out = of_matrices(x, weights, weights.shape[0], bits)
+        out = of_matrices(_rows(x, lhs_ca), weights, weights.shape[0], bits)
     return out.reshape(dn.output_shape(dims, lhs.shape, rhs.shape))
+
+
+def _is_transposed(x: jax.Array, contracting: dn.Axes) -> bool:
+    """Whether the contracting axes of an operand come first, and others follow."""
+    count = len(contracting)
+    return contracting == tuple(range(count)) and x.ndim > count
 
 
 def _rows(x: jax.Array, contracting: dn.Axes) -> jax.Array:
     """Returns an operand as a matrix of its contracting axes, which are its rows."""
     remaining = dn.remaining_axes(x.ndim, contracting, ())
     products = math.prod(x.shape[axis] for axis in contracting)
-    if contracting == tuple(range(len(contracting))) and remaining:
+    if _is_transposed(x, contracting):
         return cpu.transposed_matrix(x.reshape(products, -1))
     return x.transpose(*remaining, *contracting).reshape(-1, products)
 
@@ -287,6 +301,7 @@ def _call(
     bits: int,
     count: int = 1,
     layout: Layout = Layout.ROWS,
+    is_turned: bool = False,
 ) -> jax.Array:
     """Calls the kernel.
 
@@ -299,6 +314,8 @@ def _call(
         bits: bits of a weight.
         count: number of digits of an element of `x`.
         layout: layout of weights that are not in panels.
+        is_turned: whether the kernel turns `x`, ``(products, rows)`` beside
+            `Layout.COLUMNS`, where XLA would take four kernels and round `x` twice.
     """
     if weights.dtype == jnp.uint8:
         layout = Layout.PANELS
@@ -314,9 +331,11 @@ def _call(
         instructions=_instructions(x.shape[0], bits, count),
     )
     dtype = jnp.float32 if scales else jnp.int32
-    out = jax.ShapeDtypeStruct((x.shape[0], columns), dtype)
+    out = jax.ShapeDtypeStruct((x.shape[1 if is_turned else 0], columns), dtype)
     name = panel_kernel.registered(kernel)
-    return jax.ffi.ffi_call(name, out, vmap_method="sequential")(weights, x, *scales)
+    call = jax.ffi.ffi_call(name, out, vmap_method="sequential")
+    attributes = {"is_turned": True} if is_turned else {}
+    return call(weights, x, *scales, **attributes)
 
 
 def _instructions(rows: int, bits: int, count: int) -> Instructions:

@@ -14,6 +14,9 @@ from aqtlite.lowering.forms.products_of_bytes import Instructions
 BLOCK = 32
 """Number of products that are summed before the sums are widened."""
 
+TURNED = 16
+"""Number of rows that are turned at a time, where they lie as columns."""
+
 # As nibbles and bytes are widened: of each eight or four elements the even ones, then
 # the odd ones.
 _ORDER = [i + j for i in range(0, BLOCK, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7)]
@@ -113,31 +116,74 @@ class Rows:
                 largest = self._largest(start, bound, sizes.blocks)
                 unit, reciprocal = self._unit(largest)
                 f.store(unit, memory.units, f.times(line, 4), 4)
-            zero = f.constant(self.sums, 0)
-            for i in self._raised_lines:
-                f.store(zero, sums, BLOCK * i, BLOCK)
+            self._start(sums, self.raised_lines)
             with f.loop(0, sizes.blocks) as block:
                 each = f.offset(start, f.times(block, size))
                 step = f.sum(f.times(tile, sizes.blocks), block)
                 place = f.sum(f.times(step, sizes.rows), row)
                 place = f.times(place, lines, self.line_size)
-                found = self._lines(each, reciprocal)
-                for i, part in enumerate(found):
-                    f.store(part, memory.values, f.sum(place, self.line_size * i))
-                for i in self._raised_lines:
-                    total = f.load(sums, BLOCK * i, self.sums, BLOCK)
-                    f.store(self._added(total, found[i]), sums, BLOCK * i, BLOCK)
+                parts = self._lines(self._numbers(each, reciprocal))
+                self._store(parts, memory.values, place, sums)
             place = f.times(f.sum(f.times(tile, sizes.rows), row), 4 * lines)
-            for i in self._raised_lines:
-                total = f.load(sums, BLOCK * i, self.sums, BLOCK)
-                total = f.call("llvm.vector.reduce.add.v8i32", f.int, total)
-                total = f.at.mul(total, f.int(-self.raised_by))
-                f.store(total, memory.offsets, f.sum(place, 4 * i), 4)
+            self._finish(sums, memory.offsets, place)
+
+    def lay_out_columns(self, x: Any, count: Any, memory: Memory, sizes: Sizes) -> None:
+        """Writes values and offsets of int8 of a single tile, ``(products, rows)``.
+
+        Args:
+            x: pointer to the first of the rows.
+            count: number of all rows, by which products lie apart.
+            memory: what is written.
+            sizes: values of the call; its rows are a multiple of `TURNED`.
+        """
+        f, kind, lines = self.f, self.f.ir.VectorType(self.f.byte, TURNED), self.lines
+        turned = f.array(self.bytes, TURNED, BLOCK)
+        all_sums = f.array(self.sums, TURNED * lines, BLOCK)
+        with f.loop(0, sizes.rows, TURNED) as first:
+            self._start(all_sums, TURNED * lines)
+            with f.loop(0, sizes.blocks) as block:
+                start = f.offset(x, f.sum(f.times(block, BLOCK, count), first))
+                read = [f.load(start, f.times(count, i), kind) for i in range(BLOCK)]
+                for i, one in enumerate(_turned(f, read)):
+                    f.store(one, turned, BLOCK * i, BLOCK)
+                with f.loop(0, TURNED) as row:
+                    place = f.sum(f.times(block, sizes.rows), first, row)
+                    place = f.times(place, lines, BLOCK)
+                    one = f.load(turned, f.times(row, BLOCK), self.bytes, BLOCK)
+                    sums = f.offset(all_sums, f.times(row, lines, BLOCK))
+                    self._store(self._lines([one]), memory.values, place, sums)
+            with f.loop(0, TURNED) as row:
+                sums = f.offset(all_sums, f.times(row, lines, BLOCK))
+                place = f.times(f.sum(first, row), 4 * lines)
+                self._finish(sums, memory.offsets, place)
+
+    def _start(self, sums: Any, count: int) -> None:
+        zero = self.f.constant(self.sums, 0)
+        for i in range(count):
+            self.f.store(zero, sums, BLOCK * i, BLOCK)
+
+    def _store(self, parts: list[Any], values: Any, place: Any, sums: Any) -> None:
+        """Writes lines of a block, and adds them to their sums."""
+        f = self.f
+        for i, part in enumerate(parts):
+            f.store(part, values, f.sum(place, self.line_size * i))
+        for i in range(self.raised_lines):
+            total = f.load(sums, BLOCK * i, self.sums, BLOCK)
+            f.store(self._added(total, parts[i]), sums, BLOCK * i, BLOCK)
+
+    def _finish(self, sums: Any, offsets: Any, place: Any) -> None:
+        """Writes the offsets of lines, of their sums."""
+        f = self.f
+        for i in range(self.raised_lines):
+            total = f.load(sums, BLOCK * i, self.sums, BLOCK)
+            total = f.call("llvm.vector.reduce.add.v8i32", f.int, total)
+            total = f.at.mul(total, f.int(-self.raised_by))
+            f.store(total, offsets, f.sum(place, 4 * i), 4)
 
     @property
-    def _raised_lines(self) -> range:
-        """The lines that are multiplied by raised weights."""
-        return range(self.lines if self.raised_by else 0)
+    def raised_lines(self) -> int:
+        """The number of lines that are multiplied by raised weights."""
+        return self.lines if self.raised_by else 0
 
     def _largest(self, start: Any, bound: Any, blocks: Any) -> Any:
         """The bits of the largest magnitude of a tile."""
@@ -166,10 +212,9 @@ class Rows:
         unit = at.select(is_finite, unit, f.int(_NAN))
         return unit, f.splat(at.bitcast(reciprocal, f.ir.FloatType()), BLOCK)
 
-    def _lines(self, x: Any, reciprocal: Any) -> list[Any]:
+    def _lines(self, numbers: list[Any]) -> list[Any]:
         """The parts of the numbers of a block, lowest first, as weights are ordered."""
-        found = self._numbers(x, reciprocal)
-        ordered = [self.f.shuffled(one, self.order) for one in found]
+        ordered = [self.f.shuffled(one, self.order) for one in numbers]
         if self.parts == 1:
             return ordered
         return [half for one in ordered for half in self._halves(one)]
@@ -204,3 +249,24 @@ class Rows:
         f, how = self.f, self.instructions.products
         ones, part = f.constant(self.sums, 0x01010101), f.at.bitcast(part, self.sums)
         return how.finished(f, total, how.multiplied(f, how.started(total), ones, part))
+
+
+def _turned(f: custom_call.Function, products: list[Any]) -> list[Any]:
+    """Turns `BLOCK` vectors of `TURNED` bytes: a vector for each byte."""
+    # Both halves of the products side by side, then interleaved within each of them.
+    pairs = zip(products[:TURNED], products[TURNED:], strict=True)
+    both = [f.shuffled(low, list(range(BLOCK)), high) for low, high in pairs]
+    half = TURNED // 2
+    first, second = (
+        [
+            start + i + other
+            for start in (0, TURNED)
+            for i in range(begin, begin + half)
+            for other in (0, BLOCK)
+        ]
+        for begin in (0, half)
+    )
+    for _ in range(TURNED.bit_length() - 1):
+        pairs = zip(both[:half], both[half:], strict=True)
+        both = [f.shuffled(a, order, b) for a, b in pairs for order in (first, second)]
+    return both

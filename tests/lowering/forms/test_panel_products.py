@@ -123,6 +123,11 @@ def test_digits_have_equal_bits_at_the_largest_magnitudes(
     [
         pytest.param((5, 64), (64, 33), ((1,), (0,)), id="columns"),
         pytest.param((64, 5), (64, 1040), ((0,), (0,)), id="transposed rows"),
+        pytest.param((96, 3, 16), (96, 33), ((0,), (0,)), id="turned"),
+        pytest.param(
+            (8192, 48), (8192, 16), ((0,), (0,)), id="turned, a few at a time"
+        ),
+        pytest.param((64, 32), (40, 64), ((0,), (1,)), id="one of both transposed"),
         pytest.param((5, 3, 32), (2, 17, 32), ((2,), (2,)), id="last of three"),
         pytest.param((4, 5, 16), (4, 40, 16), ((0, 2), (0, 2)), id="apart"),
         pytest.param((5, 32), (40, 32, 2), ((1,), (1,)), id="in the middle"),
