@@ -14,15 +14,20 @@ from aqtlite import config, numerics
 
 MATMUL = (((1,), (0,)), ((), ()))
 
+# One module for LLVM instead of several is less work, and gives the same code.
+_ONE_MODULE = {"xla_cpu_parallel_codegen_split_count": 1}
 # With these a program is compiled in a quarter of the time, to slower code whose last
 # bits are not those that users get: for what is compared within a tolerance.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_parallel_codegen_split_count": 1,  # One module for LLVM, not several.
-}
+QUICK = {"xla_backend_optimization_level": 0, **_ONE_MODULE}
 if jax.__version_info__ < (0, 11):  # The others have no such option.
     QUICK["xla_cpu_use_fusion_emitters"] = False
-QUICK_FLAGS = " ".join(f"--{name}={int(value)}" for name, value in QUICK.items())
+
+
+def _flags(options: dict[str, Any]) -> str:
+    return " ".join(f"--{name}={int(value)}" for name, value in options.items())
+
+
+QUICK_FLAGS, ONE_MODULE_FLAG = _flags(QUICK), _flags(_ONE_MODULE)
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 # One case per way in which dimension numbers can be laid out: shapes of lhs and rhs,

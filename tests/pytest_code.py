@@ -22,14 +22,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("code") != "quick":
+    asked = config.getoption("code")
+    if asked is None:
         return
-    from tests.common import QUICK_FLAGS  # imports JAX, which conftest.py sets first
+    from tests import common  # imports JAX, which conftest.py sets first
 
+    # The code of users stays the same in one module for LLVM.
+    flags = common.QUICK_FLAGS if asked == "quick" else common.ONE_MODULE_FLAG
     # XLA reads them at the first compilation, in the processes started from here too.
     given = os.environ.get("XLA_FLAGS", "")
-    if QUICK_FLAGS not in given:
-        os.environ["XLA_FLAGS"] = f"{given} {QUICK_FLAGS}".strip()
+    if flags not in given:
+        os.environ["XLA_FLAGS"] = f"{given} {flags}".strip()
 
 
 def pytest_ignore_collect(
