@@ -11,7 +11,7 @@ from aqtlite.flax import AqtEinsum, convert
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import mostly_slow, nearest, normal, rms_error
-from tests.flax.support import apply, init
+from tests.flax.support import apply
 from tests.replacing import assert_bits
 
 pytestmark = pytest.mark.code("quick")
@@ -58,7 +58,7 @@ def test_linen(case):
     order, name = case.split()
     x = normal(SHAPES[order][0])
     model = Layer(CONFIGS[name], SHAPES[order])
-    variables = init(model, x)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
     if "aqt_stats" in variables:
         _, after = apply(model, variables, x, mutable=["aqt_stats"])
         variables = {**variables, **after}
