@@ -20,9 +20,11 @@ from aqtlite.quantization.states.state_collections import STATISTICS
 from aqtlite.testing import other_values
 from tests.causal_models import MODELS, injected
 from tests.common import normal, quick_jit
+from tests.flax.support import init
 
 BATCH, TIME, FEATURES, MEMORY = 2, 8, 16, 6
 PRESETS = {name: one for name, one in config.presets().items() if name != "unquantized"}
+LEARNED = ("lsq", "lsq_weight_only")  # Their scales start from the operands.
 INJECTED = ("injected decoder", "injected convolution")
 NAMES = (*MODELS, *INJECTED)
 
@@ -73,7 +75,10 @@ def case(name: str, preset: str | None) -> Case:
     args = [x, np.ones((BATCH, TIME), bool)]
     if name == "cross attention":
         args += [normal((BATCH, MEMORY, FEATURES), 1), np.ones((BATCH, MEMORY), bool)]
-    variables = quick_jit(model.init)(jax.random.key(0), *args)
+    if preset in LEARNED:
+        variables = quick_jit(model.init)(jax.random.key(0), *args)
+    else:
+        variables = init(model, *args)
     if STATISTICS in variables:
         variables = calibrate(model, variables, [tuple(args)])
     return Case(functools.partial(model.apply, variables), tuple(args))

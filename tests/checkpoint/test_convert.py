@@ -31,7 +31,7 @@ class Gated(nn.Module):
 
 TOKENS = jnp.arange(8).reshape(2, 4)
 MODELS = {
-    "one instance": (models.MlpBlock(INT8), X),
+    "one instance": (models.MlpBlock(INT8, depth=2), X),
     "setup": (models.Setup(INT8), X),
     "slices of a stack": (models.Loop(INT8), X),
     "transposed": (models.Transformed(INT8, "transpose"), X),
@@ -48,13 +48,13 @@ MODELS = {
             models.MlpBlock,
             variable_axes={"params": -1, "aqt": -1},
             split_rngs={"params": True},
-        )(INT8),
+        )(INT8, depth=2),
         XX,
     ),
     "demo": (Transformer(1, 16, 2, 8, cfg=INT8), TOKENS),
     "by rules": (quantize_model(models.scanned(models.Layer)(None), INT8), X, None),
-    "int4": (models.MlpBlock(config.fully_quantized(fwd_bits=4)), X),
-    "ternary": (models.MlpBlock(config.weight_only(bits=2)), X),
+    "int4": (models.MlpBlock(config.fully_quantized(fwd_bits=4), depth=2), X),
+    "ternary": (models.MlpBlock(config.weight_only(bits=2), depth=2), X),
 }
 
 
@@ -102,7 +102,7 @@ DTYPES = ("float32", "bfloat16", "float16")
     ],
 )
 def test_formats_and_dtypes(how, dtype, target, tmp_path):
-    model = models.MlpBlock(INT8)
+    model = models.MlpBlock(INT8, depth=2)
     variables = jax.tree.map(lambda x: x.astype(dtype), init(model, X))
     source = save(tmp_path / "float", variables, how)
     checkpoint.convert_checkpoint(source, tmp_path / target, model, X)
@@ -120,7 +120,10 @@ def test_int4_in_safetensors(tmp_path):
 
 
 def test_sharded_safetensors(tmp_path):
-    model, variables = models.MlpBlock(INT8), init(models.MlpBlock(INT8), X)
+    model, variables = (
+        models.MlpBlock(INT8, depth=2),
+        init(models.MlpBlock(INT8, depth=2), X),
+    )
     folder = tmp_path / "float"
     folder.mkdir()
     for i, (name, layer) in enumerate(variables["params"].items()):
@@ -132,7 +135,10 @@ def test_sharded_safetensors(tmp_path):
 
 def test_chunked_msgpack(tmp_path, monkeypatch):
     monkeypatch.setattr("flax.serialization.MAX_CHUNK_SIZE", 100)
-    model, variables = models.MlpBlock(INT8), init(models.MlpBlock(INT8), X)
+    model, variables = (
+        models.MlpBlock(INT8, depth=2),
+        init(models.MlpBlock(INT8, depth=2), X),
+    )
     source = save(tmp_path / "float", variables, "msgpack")
     assert b"__msgpack_chunked_array__" in source.read_bytes()
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
@@ -140,7 +146,10 @@ def test_chunked_msgpack(tmp_path, monkeypatch):
 
 
 def test_params_alone_and_a_step_of_a_manager(tmp_path):
-    model, variables = models.MlpBlock(INT8), init(models.MlpBlock(INT8), X)
+    model, variables = (
+        models.MlpBlock(INT8, depth=2),
+        init(models.MlpBlock(INT8, depth=2), X),
+    )
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(3, args=ocp.args.StandardSave(variables["params"]))
     source = tmp_path / "run" / "3"
@@ -150,7 +159,10 @@ def test_params_alone_and_a_step_of_a_manager(tmp_path):
 
 def test_orbax_reads_the_target(tmp_path):
     """It is an ordinary checkpoint, also for others."""
-    model, variables = models.MlpBlock(INT8), init(models.MlpBlock(INT8), X)
+    model, variables = (
+        models.MlpBlock(INT8, depth=2),
+        init(models.MlpBlock(INT8, depth=2), X),
+    )
     source = save(tmp_path / "float", variables, "msgpack")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
     with ocp.PyTreeCheckpointer() as checkpointer:

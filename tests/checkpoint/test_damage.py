@@ -23,7 +23,7 @@ from tests.flax.support import INT8, X, init
 
 pytestmark = pytest.mark.code("quick")
 
-MODEL = models.MlpBlock(INT8)
+MODEL = models.MlpBlock(INT8, depth=2)
 VARIABLES = init(MODEL, X)
 
 
@@ -284,9 +284,9 @@ def test_model_config_and_shapes_that_differ(tmp_path):
         return str(info.value)
 
     assert "fwd.lhs.numerics" in error(
-        models.MlpBlock(config.fully_quantized(fwd_bits=4))
+        models.MlpBlock(config.fully_quantized(fwd_bits=4), depth=2)
     )
-    assert "bias" in error(models.MlpBlock(INT8, use_bias=False))
+    assert "bias" in error(models.MlpBlock(INT8, use_bias=False, depth=2))
     assert "the model has not" in error(nn.Dense(8, dot_general=AqtDotGeneral(INT8)))
     assert "fails with the sample inputs" in error(models.Tied(INT8))
 

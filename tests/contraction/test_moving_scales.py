@@ -13,6 +13,7 @@ import aqtlite.flax.nnx
 from aqtlite import calibration, config, kv_cache, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum
 from tests.common import assert_same, nearest, normal, relative_error
+from tests.flax.support import init
 
 INT8 = config.for_values(nearest())
 PV = "bhqk,bkhd->bqhd"
@@ -258,7 +259,7 @@ def test_the_layer_of_flax():
     )
     x = normal((2, 8, 8))
     mask = nn.make_causal_mask(x[..., 0])
-    variables = layer.init(jax.random.key(0), x)
+    variables = init(layer, x)
     run = jax.jit(functools.partial(layer.apply, mask=mask))
     loud = x.at[:, 5:].mul(100)
     first, second = (np.asarray(run(variables, one))[:, :5] for one in (x, loud))

@@ -11,6 +11,7 @@ from aqtlite import calibration, config, edge
 from aqtlite.calibration import MeanOverBatches, MinMax, MovingAverage
 from aqtlite.flax import AqtDotGeneral, quantize_model
 from tests.edge import models
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -112,7 +113,7 @@ def _quantized(kind):
     """A quantized model and its variables."""
     cfg, x = config.fully_quantized(), models.normal((2, 3))
     dense = nn.Dense(3)
-    variables = dense.init(jax.random.key(0), x)
+    variables = init(dense, x)
     if kind == "injected":
         return nn.Dense(3, dot_general=AqtDotGeneral(cfg)), variables
     if kind == "rules":

@@ -23,15 +23,16 @@ class Mlp(nn.Module):
 
 
 class MlpBlock(nn.Module):
-    """Three layers of one shape and one instance."""
+    """Layers of one shape and one instance."""
 
     cfg: Any
     use_bias: bool = True
+    depth: int = 3
 
     @nn.compact
     def __call__(self, x):
         dot_general = AqtDotGeneral(self.cfg)
-        for _ in range(3):
+        for _ in range(self.depth):
             x = nn.Dense(8, self.use_bias, dot_general=dot_general)(nn.gelu(x))
         return x
 

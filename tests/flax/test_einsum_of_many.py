@@ -11,6 +11,7 @@ from aqtlite.flax import AqtEinsum, convert
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import mostly_slow, nearest, normal, rms_error
+from tests.flax.support import apply
 from tests.replacing import assert_bits
 
 pytestmark = pytest.mark.code("quick")
@@ -57,9 +58,9 @@ def test_linen(case):
     order, name = case.split()
     x = normal(SHAPES[order][0])
     model = Layer(CONFIGS[name], SHAPES[order])
-    variables = model.init(jax.random.key(0), x)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
     if "aqt_stats" in variables:
-        _, after = model.apply(variables, x, mutable=["aqt_stats"])
+        _, after = apply(model, variables, x, mutable=["aqt_stats"])
         variables = {**variables, **after}
         assert len(variables["aqt_stats"]) == 2
     serving = convert(model, variables, x)
@@ -97,7 +98,7 @@ def test_a_name_is_of_all_contractions():
             einsum = AqtEinsum(config.static_int8(), name="pair")
             return einsum("nd,dr,rk->nk", x, a, b)
 
-    variables = Named().init(jax.random.key(0), normal((4, 8)))
+    variables = jax.eval_shape(Named().init, jax.random.key(0), normal((4, 8)))
     assert sorted(variables["aqt_stats"]) == ["pair", "pair_1"]
 
 

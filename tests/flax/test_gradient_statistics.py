@@ -168,6 +168,7 @@ def test_the_gradient_is_quantized_by_them():
     model = nn.Dense(8, use_bias=False, dot_general=AqtDotGeneral(cfg))
     variables = init(model, X)
 
+    @quick_jit
     def gradient(variables, g):
         return jax.vjp(lambda v: model.apply(v, X), variables)[1](g)[0]
 

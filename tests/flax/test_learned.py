@@ -15,7 +15,7 @@ from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.testing import assert_served_equals_trained
 from tests.checkpoint.support import assert_same, save
 from tests.common import normal, quick_jit
-from tests.flax.support import LAST_BY_FIRST, init
+from tests.flax.support import LAST_BY_FIRST, apply, init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -278,7 +278,7 @@ def test_rules_start_as_injected_models_do():
             for name, layer in layers
         }
     }
-    _, made = by_rules.apply(variables, X, mutable=["params"])
+    _, made = apply(by_rules, variables, X, mutable=["params"])
     # init may compute a mean with what makes the kernels, in one loop.
     made, wanted = map(dict, (made["params"], wanted["params"]))
     assert jax.tree.structure(made) == jax.tree.structure(wanted)

@@ -247,6 +247,6 @@ def test_a_batch_of_the_size_of_the_kernel_with_a_nan():
     model = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
     x = normal((8, 4))
     serving = convert(model, init(model, x), x)
-    out = model.apply(serving, x.at[3, 1].set(jnp.nan))
+    out = apply(model, serving, x.at[3, 1].set(jnp.nan))
     np.testing.assert_array_equal(jnp.isnan(out).all(1), jnp.arange(8) == 3)
     assert not jnp.isnan(out[:3]).any()

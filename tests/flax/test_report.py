@@ -283,7 +283,7 @@ def test_what_stays_is_logged_once(model, warns, monkeypatch):
 def test_nothing_to_freeze_is_said(caplog):
     dense, x = nn.Dense(1, dot_general=DG), jnp.ones((4, 1))
     with caplog.at_level("WARNING", logger="absl"):
-        convert(dense, dense.init(jax.random.key(0), x), x)
+        convert(dense, init(dense, x), x)
     assert "froze no parameters" in caplog.text
     assert "each sum has one element" in caplog.text
 
@@ -369,6 +369,6 @@ def test_weights_that_are_slow_to_serve_are_named(monkeypatch):
         dense = nn.Dense(4, use_bias=False, dot_general=AqtDotGeneral(cfg))
         reports = []
         x = jnp.ones((2, 64))
-        convert(dense, dense.init(jax.random.key(0), x), x, report=reports.append)
+        convert(dense, init(dense, x), x, report=reports.append)
         assert reports[0].parameters[0].slow_on == expected
         assert expected in str(reports[0])

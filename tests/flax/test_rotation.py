@@ -39,8 +39,7 @@ class Mlp(nn.Module):
         dot_general = AqtDotGeneral(self.cfg)
         x = nn.gelu(nn.Dense(24, dot_general=dot_general)(x))
         x = x.reshape(*x.shape[:-1], 3, 8)
-        x = nn.DenseGeneral(12, axis=(-2, -1), dot_general=dot_general)(x)
-        return nn.Dense(5, dot_general=dot_general)(x)
+        return nn.DenseGeneral(12, axis=(-2, -1), dot_general=dot_general)(x)
 
 
 class Conv(nn.Module):

@@ -14,6 +14,7 @@ from aqtlite import Rule, config
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.flax import nnx as aqt_nnx
 from tests.common import mostly_slow, normal
+from tests.flax.support import init
 
 INT8 = config.fully_quantized()
 RULES = [Rule(path=".*head", cfg=None), Rule(cfg=INT8)]
@@ -47,14 +48,14 @@ class Nnx(nnx.Module):
 
 def of_linen():
     model = quantize_model(Linen(), RULES, invariant=True)
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     return model.apply, variables, lambda x: convert(model, variables, x), model.apply
 
 
 def of_injected():
     model = Linen(INT8)
     apply = aqtlite.invariant(model.apply)
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     return apply, variables, lambda x: convert(model, variables, x), apply
 
 
@@ -75,7 +76,7 @@ def of_nnx():
 
 def of_function():
     model = Linen()
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     function = aqtlite.quantize_function(model.apply, RULES, params=0, invariant=True)
     serve, serving = aqtlite.convert_function(function, variables, X)
     return function, variables, lambda x: serving, serve
@@ -120,7 +121,7 @@ def test_methods_that_contract_nothing_are_invariant():
 def test_calibrates_and_learns_in_invariant_forms():
     rules = Rule(cfg=config.static_int8())
     model = quantize_model(Linen(), rules, invariant=True)
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     variables = aqtlite.flax.calibrate(model, variables, [(X,), (2 * X,)])
     whole = jax.jit(model.apply)(variables, X)
     serving = convert(model, variables, X)

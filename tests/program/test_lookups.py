@@ -17,6 +17,7 @@ from aqtlite.errors import RulesError
 from aqtlite.flax import convert, quantize_model
 from tests.checkpoint.support import save
 from tests.common import left_in_float, nearest, normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -90,7 +91,7 @@ def test_one_table_of_a_function(cfg):
 @pytest.mark.code("users")
 def test_one_table_of_a_linen_model_on_disk(tmp_path):
     model = quantize_model(Tied(jnp.bfloat16), both(), strict=True)
-    variables = model.init(jax.random.key(0), TOKENS)
+    variables = init(model, TOKENS)
     reports = []
     serving = convert(model, variables, TOKENS, report=reports.append)
     assert not left_in_float(serving["params"])

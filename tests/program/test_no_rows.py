@@ -12,6 +12,7 @@ from aqtlite import config, quantize_function
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.flax import nnx as aqt_nnx
 from tests.common import assert_same, mostly_slow, nearest, normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -37,7 +38,7 @@ class Model(nn.Module):
 def test_linen(name, by):
     cfg = CONFIGS[name]
     model = Model(cfg) if by == "injection" else quantize_model(Model(), cfg)
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     if "aqt_stats" in variables:
         _, after = model.apply(variables, X, mutable=["aqt_stats"])
         variables = {**variables, **after}

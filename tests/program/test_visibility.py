@@ -13,6 +13,7 @@ import aqtlite.flax.nnx
 from aqtlite import Rule, config
 from aqtlite.flax import AqtEinsum, quantize_model
 from tests.common import nearest, normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -272,7 +273,7 @@ def test_products_of_two_causal_matrices_stay_in_float():
 def test_weight_only_quantizes_weights_only(preset, caplog):
     model = nn.MultiHeadDotProductAttention(2)
     x = normal((1, T, 8))
-    variables = model.init(jax.random.key(0), x)
+    variables = init(model, x)
     quantized = quantize_model(model, preset, strict=True)
     plan = quantized.plan(variables, x)
     assert len(plan.quantized()) == 4
@@ -378,7 +379,7 @@ def test_convolutions_that_look_both_ways_are_quantized(padding):
 def test_layers_are_told_by_their_padding():
     for padding, count in (("CAUSAL", 1), ("SAME", 0)):
         model = nn.Sequential([nn.Conv(4, (3,), padding=padding), nn.Dense(4)])
-        variables = model.init(jax.random.key(0), TIME)
+        variables = init(model, TIME)
         plan = quantize_model(model, INT8).plan(variables, TIME)
         assert len(plan.left_float()) == count
         of_nnx = nnx.Conv(4, 4, (3,), padding=padding, rngs=nnx.Rngs(0))

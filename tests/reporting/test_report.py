@@ -20,6 +20,7 @@ import aqtlite
 from aqtlite import calibration, config, kv_cache, report, testing
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from tests.common import MATMUL, nearest, normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -148,7 +149,7 @@ def test_served_weights_are_frozen():
 def test_served_weights_of_few_and_many_bits(cfg):
     """Those of 4 bits by a kernel of this library, where its extra is installed."""
     model = quantize_model(nn.Dense(32), cfg)
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     serving = convert(model, variables, X)
     [one] = report(model, serving, X).contractions
     assert one.runs_in == "int8" and one.is_frozen

@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from aqtlite.testing import assert_causal, assert_independent
 from tests.common import normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -169,7 +170,7 @@ def test_a_comparison_that_could_not_fail(fn, args, message):
 
 def test_a_model_with_its_variables_bound():
     model = nn.Dense(5)
-    apply = functools.partial(model.apply, model.init(jax.random.key(0), X))
+    apply = functools.partial(model.apply, init(model, X))
     assert_causal(apply, X)
     assert_independent(apply, X)
     assert_independent(jax.grad(lambda x: jnp.sum(apply(x) ** 2)), X)

@@ -16,6 +16,7 @@ from aqtlite.flax import convert, quantize_model
 from aqtlite.onnx import load
 from tests.edge import models
 from tests.edge.onnx import runs
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -31,7 +32,7 @@ MODELS = {
 def exported(name, path, processors):
     """A report of a static file, and what the file gives, as integers."""
     model, x, weights = MODELS[name]
-    variables, rules = model.init(jax.random.key(0), x), [edge.Rule(weights=weights)]
+    variables, rules = init(model, x), [edge.Rule(weights=weights)]
     ranges = edge.calibrate(model, variables, [x], rules)
     report = edge.export(
         model, variables, ranges, x, path, rules, processors=processors
@@ -83,7 +84,7 @@ def test_weights_of_a_converted_model(bits, tmp_path):
         config.qat(8), {"fwd.rhs.numerics": config.qat(bits).fwd.rhs.numerics}
     )
     quantized = quantize_model(model, cfg)
-    serving = convert(quantized, model.init(jax.random.key(0), ROWS), ROWS)
+    serving = convert(quantized, init(model, ROWS), ROWS)
     report = edge.export(quantized, serving, None, ROWS, path)
     assert "dynamic" in report.contractions[0].asked
     assert {one.dtype for one in weights_of(path)} <= {
@@ -100,7 +101,7 @@ def test_sessions_that_make_weights_unsigned(tmp_path):
     """They change the zero points of weights, which therefore have to be there."""
     model, path = nn.Dense(8), tmp_path / "file.onnx"
     quantized = quantize_model(model, config.weight_only(8))
-    serving = convert(quantized, model.init(jax.random.key(0), ROWS), ROWS)
+    serving = convert(quantized, init(model, ROWS), ROWS)
     report = edge.export(quantized, serving, None, ROWS, path)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.x64quantprecision", "1")

@@ -44,11 +44,6 @@ class NnxAttending(nnx.Module):
 
 
 PAIRS = {
-    "linear": (
-        nn.Dense(4, dot_general=aqt_flax.AqtDotGeneral(CFG)),
-        lambda rngs: nnx.Linear(8, 4, rngs=rngs),
-        X,
-    ),
     "conv": (
         nn.Conv(4, (3, 3), conv_general_dilated=aqt_flax.AqtConvGeneralDilated(CFG)),
         lambda rngs: nnx.Conv(3, 4, (3, 3), rngs=rngs),

@@ -116,7 +116,7 @@ def test_layers_that_are_called_twice_with_states_of_their_own():
 
     x = jnp.abs(normal((32, 4)))
     model = quantize_model(Twice(), config.lsq_weight_only(3))
-    variables = model.init(jax.random.key(0), x)
+    variables = init(model, x)
     params = variables["params"]["Dense_0"]
     first, *_ = (name for name in params if name.startswith("aqt_"))
     params[first] = jax.tree.map(lambda step: 1.5 * step, params[first])

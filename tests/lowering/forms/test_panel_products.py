@@ -24,6 +24,7 @@ from aqtlite.lowering.forms import (
 )
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 from tests import common
+from tests.flax.support import init
 from tests.lowering.dots import mixed_dot
 
 LAST_AXES = ((1,), (1,)), ((), ())
@@ -159,7 +160,7 @@ def test_without_vnni_it_contracts_int8_along_any_axes(
 def test_without_vnni_gradients_have_equal_bits(without_vnni, without_kernel):
     dense = nn.Dense(64, dot_general=AqtDotGeneral(config.fully_quantized()))
     x = common.normal((64, 32))
-    params = dense.init(jax.random.key(0), x)
+    params = init(dense, x)
     rngs = {"params": jax.random.key(1)}
 
     def gradients():

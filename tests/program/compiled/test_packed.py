@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -201,28 +202,36 @@ def test_a_row_is_served_as_it_was_trained_among_others(width):
     assert (program(rows[1:2]) == trained[1:2]).all()
 
 
+CALIBRATIONS = {
+    "default": CFG.fwd.lhs.calibration,
+    "constant": calibration.Constant(magnitude=2.0),
+    "clipped": calibration.AbsMax(clipping_scale=0.9),
+}
+
+
 @pytest.mark.code("users")
 @pytest.mark.parametrize("width", [2, 8, 64, 136])
 @pytest.mark.parametrize("columns", [1, 24])
-@pytest.mark.parametrize(
-    "calibration",
-    [None, calibration.Constant(magnitude=2.0), calibration.AbsMax(clipping_scale=0.9)],
-    ids=["default", "constant", "clipped"],
-)
-def test_a_bias_is_added_to_rounded_products(width, columns, calibration):
+def test_a_bias_is_added_to_rounded_products(width, columns):
     """LLVM contracts them to fused multiply-adds where it sees that a scale is
     positive."""
-    cfg = CFG
-    if calibration is not None:
-        cfg = config.update(cfg, {"fwd.lhs.calibration": calibration})
     params = common.normal((width, columns)), common.normal((columns,), 1)
     row = common.normal((1, width), 2)
 
     def layers(params, x):
-        return x @ params[0] + params[1], x @ params[0] * 3.0 - params[1]
+        out = {}
+        for name in CALIBRATIONS:
+            w, b = params[name]
+            with jax.named_scope(name):
+                out[name] = x @ w + b, x @ w * 3.0 - b
+        return out
 
-    function, serving = converted(layers, params, row, cfg=cfg)
-    trained = jax.jit(aqtlite.quantize_function(layers, cfg, params=0))(params, row)
-    program = check(function, serving, row)
-    for one, other in zip(program(row), trained, strict=True):
-        assert (one == other).all()
+    rules = [
+        aqtlite.Rule(path=name, cfg=config.update(CFG, {"fwd.lhs.calibration": one}))
+        for name, one in CALIBRATIONS.items()
+    ]
+    params = dict.fromkeys(CALIBRATIONS, params)
+    function, serving = converted(layers, params, row, cfg=rules)
+    trained = jax.jit(aqtlite.quantize_function(layers, rules, params=0))(params, row)
+    got = check(function, serving, row)(row)
+    jax.tree.map(np.testing.assert_array_equal, got, trained)

@@ -10,6 +10,7 @@ import aqtlite
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.program.compiled import undivided
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -78,7 +79,7 @@ def test_a_serving_program_of_small_layers_has_no_divided_loops(rows, width, cfg
     """On one core, XLA divides none anyway. The weights of 8 rows are large."""
     model = nn.Dense(width, dot_general=AqtDotGeneral(cfg))
     x = jax.random.normal(jax.random.key(0), (rows, width))
-    serving = convert(model, model.init(jax.random.key(1), x), x)
+    serving = convert(model, init(model, x), x)
     program = aqtlite.compile_serving(model.apply, serving, x)
     if rows * width <= FEW:
         assert 'outer_dimension_partitions":["' not in program.compiled.as_text()

@@ -15,6 +15,7 @@ from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.flax import quantize_model
 from aqtlite.jaxpr import sites
 from tests.common import MATMUL, mostly_slow, nearest, normal
+from tests.flax.support import init
 from tests.replacing import assert_bits
 
 pytestmark = pytest.mark.code("quick")
@@ -299,7 +300,7 @@ class NnxLayer(nnx.Module):
 def test_models_by_rules():
     """With static ranges, whose statistics a rule that contracts again does not see."""
     model = quantize_model(LinenLayer(), INT8, strict=True)
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
 
     def loss(variables):
         return jnp.sin(model.apply(variables, X)).sum()

@@ -14,6 +14,7 @@ from aqtlite.flax import nnx as aqtlite_nnx
 from aqtlite.lowering.forms import panel_products
 from aqtlite.qtensor.packed_values import PackedValues
 from tests.common import normal
+from tests.flax.support import init
 
 NAME = "aqtlite_panels"
 
@@ -56,7 +57,7 @@ def by_rules():
 
 
 def of_linen(model):
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     packed = convert(model, variables, X, packed="cpu")
     restored = serialization.from_bytes(packed, serialization.to_bytes(packed))
     return model.apply, variables, model.apply, jax.tree.map(jnp.asarray, restored)
@@ -165,7 +166,7 @@ def test_formats_and_what_stays_as_it_is():
 
 def test_other_programs_and_forms_of_the_same_weight():
     model = nn.Dense(27, dot_general=AqtDotGeneral(CFG))
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     plain, packed = (convert(model, variables, X, packed=p) for p in (None, "cpu"))
     refreshed = jax.jit(lambda v: convert(model, v, X, packed="cpu"))(variables)
     jax.tree.map(np.testing.assert_array_equal, refreshed, packed)
@@ -192,7 +193,7 @@ def test_other_programs_and_forms_of_the_same_weight():
 @pytest.mark.code("quick")
 def test_a_packed_weight_is_an_array_like_any():
     model = nn.Dense(27, dot_general=AqtDotGeneral(CFG))
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     plain, packed = (
         convert(model, variables, X, packed=p)["aqt"]["kernel"]["rhs"]
         for p in (None, "cpu")
@@ -208,7 +209,7 @@ def test_a_packed_weight_is_an_array_like_any():
 @pytest.mark.code("quick")
 def test_a_platform_or_a_stack_that_has_no_packed_form():
     model = Stack(AqtDotGeneral(CFG), axis=1)
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     with pytest.raises(ValueError, match="packed='tpu' is no platform"):
         convert(model, variables, X, packed="tpu")
     serving = convert(model, variables, X, packed="cpu")
