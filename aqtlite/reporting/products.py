@@ -128,7 +128,7 @@ def _macs(one: Instruction, run: Run) -> int | None:
         x = rows.types[0]
         if own[1] is None:
             return out.size * x.shape[-1]
-        # Products come first if the kernel turns the rows.
+        # Products come first if the kernel transposes the rows.
         return int(own[1]) * out.shape[-1] * x.size
     if one.opcode == "custom-call" and _KERNELS.search(_target(one)):
         axes = _CONTRACTING.search(one.attributes)

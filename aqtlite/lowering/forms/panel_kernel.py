@@ -34,8 +34,8 @@ class Layout(enum.IntEnum):
     """``(products, columns)``, of int8.
 
     If a call has an attribute, the other operand is ``(products, rows)``, too, with a
-    multiple of `panel_rows.TURNED` rows: one kernel is compiled for the products of a
-    layer and those of the gradient of its weights."""
+    multiple of `panel_rows.TRANSPOSED` rows: one kernel is compiled for the products of
+    a layer and those of the gradient of its weights."""
 
 
 @dataclasses.dataclass(frozen=True)

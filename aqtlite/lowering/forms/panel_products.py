@@ -23,7 +23,7 @@ from aqtlite.lowering.forms import (
     products_of_bytes,
 )
 from aqtlite.lowering.forms.panel_kernel import Kernel, Layout
-from aqtlite.lowering.forms.panel_rows import BLOCK, TURNED
+from aqtlite.lowering.forms.panel_rows import BLOCK, TRANSPOSED
 from aqtlite.lowering.forms.panels import PANEL, Panels
 from aqtlite.lowering.forms.products_of_bytes import Instructions
 from aqtlite.lowering.packing import Packing
@@ -126,14 +126,16 @@ def sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array
     x = lhs.astype(jnp.int8)
     if _is_transposed(rhs, rhs_ca):
         weights = rhs.reshape(products, -1)
-        is_turned = _is_transposed(x, lhs_ca) and x.size // products % TURNED == 0
+        is_transposed = (
+            _is_transposed(x, lhs_ca) and x.size // products % TRANSPOSED == 0
+        )
         out = _call(
             weights,
-            x.reshape(products, -1) if is_turned else _rows(x, lhs_ca),
+            x.reshape(products, -1) if is_transposed else _rows(x, lhs_ca),
             columns=weights.shape[1],
             bits=8,
             layout=Layout.COLUMNS,
-            is_turned=is_turned,
+            is_transposed=is_transposed,
         )
     else:
         weights = _rows(rhs, rhs_ca)
@@ -301,7 +303,7 @@ def _call(
     bits: int,
     count: int = 1,
     layout: Layout = Layout.ROWS,
-    is_turned: bool = False,
+    is_transposed: bool = False,
 ) -> jax.Array:
     """Calls the kernel.
 
@@ -314,7 +316,7 @@ def _call(
         bits: bits of a weight.
         count: number of digits of an element of `x`.
         layout: layout of weights that are not in panels.
-        is_turned: whether the kernel turns `x`, ``(products, rows)`` beside
+        is_transposed: whether the kernel transposes `x`, ``(products, rows)`` beside
             `Layout.COLUMNS`, where XLA would take four kernels and round `x` twice.
     """
     if weights.dtype == jnp.uint8:
@@ -331,10 +333,10 @@ def _call(
         instructions=_instructions(x.shape[0], bits, count),
     )
     dtype = jnp.float32 if scales else jnp.int32
-    out = jax.ShapeDtypeStruct((x.shape[1 if is_turned else 0], columns), dtype)
+    out = jax.ShapeDtypeStruct((x.shape[1 if is_transposed else 0], columns), dtype)
     name = panel_kernel.registered(kernel)
     call = jax.ffi.ffi_call(name, out, vmap_method="sequential")
-    attributes = {"is_turned": True} if is_turned else {}
+    attributes = {"is_transposed": True} if is_transposed else {}
     return call(weights, x, *scales, **attributes)
 
 

@@ -14,8 +14,8 @@ from aqtlite.lowering.forms.products_of_bytes import Instructions
 BLOCK = 32
 """Number of products that are summed before the sums are widened."""
 
-TURNED = 16
-"""Number of rows that are turned at a time, where they lie as columns."""
+TRANSPOSED = 16
+"""Number of rows that are transposed at a time, where they lie as columns."""
 
 # As nibbles and bytes are widened: of each eight or four elements the even ones, then
 # the odd ones.
@@ -134,25 +134,29 @@ class Rows:
             x: pointer to the first of the rows.
             count: number of all rows, by which products lie apart.
             memory: what is written.
-            sizes: values of the call; its rows are a multiple of `TURNED`.
+            sizes: values of the call; its rows are a multiple of `TRANSPOSED`.
         """
-        f, kind, lines = self.f, self.f.ir.VectorType(self.f.byte, TURNED), self.lines
-        turned = f.array(self.bytes, TURNED, BLOCK)
-        all_sums = f.array(self.sums, TURNED * lines, BLOCK)
-        with f.loop(0, sizes.rows, TURNED) as first:
-            self._start(all_sums, TURNED * lines)
+        f, kind, lines = (
+            self.f,
+            self.f.ir.VectorType(self.f.byte, TRANSPOSED),
+            self.lines,
+        )
+        transposed = f.array(self.bytes, TRANSPOSED, BLOCK)
+        all_sums = f.array(self.sums, TRANSPOSED * lines, BLOCK)
+        with f.loop(0, sizes.rows, TRANSPOSED) as first:
+            self._start(all_sums, TRANSPOSED * lines)
             with f.loop(0, sizes.blocks) as block:
                 start = f.offset(x, f.sum(f.times(block, BLOCK, count), first))
                 read = [f.load(start, f.times(count, i), kind) for i in range(BLOCK)]
-                for i, one in enumerate(_turned(f, read)):
-                    f.store(one, turned, BLOCK * i, BLOCK)
-                with f.loop(0, TURNED) as row:
+                for i, one in enumerate(_transposed(f, read)):
+                    f.store(one, transposed, BLOCK * i, BLOCK)
+                with f.loop(0, TRANSPOSED) as row:
                     place = f.sum(f.times(block, sizes.rows), first, row)
                     place = f.times(place, lines, BLOCK)
-                    one = f.load(turned, f.times(row, BLOCK), self.bytes, BLOCK)
+                    one = f.load(transposed, f.times(row, BLOCK), self.bytes, BLOCK)
                     sums = f.offset(all_sums, f.times(row, lines, BLOCK))
                     self._store(self._lines([one]), memory.values, place, sums)
-            with f.loop(0, TURNED) as row:
+            with f.loop(0, TRANSPOSED) as row:
                 sums = f.offset(all_sums, f.times(row, lines, BLOCK))
                 place = f.times(f.sum(first, row), 4 * lines)
                 self._finish(sums, memory.offsets, place)
@@ -251,22 +255,22 @@ class Rows:
         return how.finished(f, total, how.multiplied(f, how.started(total), ones, part))
 
 
-def _turned(f: custom_call.Function, products: list[Any]) -> list[Any]:
-    """Turns `BLOCK` vectors of `TURNED` bytes: a vector for each byte."""
+def _transposed(f: custom_call.Function, products: list[Any]) -> list[Any]:
+    """Transposes `BLOCK` vectors of `TRANSPOSED` bytes: a vector for each byte."""
     # Both halves of the products side by side, then interleaved within each of them.
-    pairs = zip(products[:TURNED], products[TURNED:], strict=True)
+    pairs = zip(products[:TRANSPOSED], products[TRANSPOSED:], strict=True)
     both = [f.shuffled(low, list(range(BLOCK)), high) for low, high in pairs]
-    half = TURNED // 2
+    half = TRANSPOSED // 2
     first, second = (
         [
             start + i + other
-            for start in (0, TURNED)
+            for start in (0, TRANSPOSED)
             for i in range(begin, begin + half)
             for other in (0, BLOCK)
         ]
         for begin in (0, half)
     )
-    for _ in range(TURNED.bit_length() - 1):
+    for _ in range(TRANSPOSED.bit_length() - 1):
         pairs = zip(both[:half], both[half:], strict=True)
         both = [f.shuffled(a, order, b) for a, b in pairs for order in (first, second)]
     return both

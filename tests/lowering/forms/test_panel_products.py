@@ -124,9 +124,9 @@ def test_digits_have_equal_bits_at_the_largest_magnitudes(
     [
         pytest.param((5, 64), (64, 33), ((1,), (0,)), id="columns"),
         pytest.param((64, 5), (64, 1040), ((0,), (0,)), id="transposed rows"),
-        pytest.param((96, 3, 16), (96, 33), ((0,), (0,)), id="turned"),
+        pytest.param((96, 3, 16), (96, 33), ((0,), (0,)), id="both transposed"),
         pytest.param(
-            (8192, 48), (8192, 16), ((0,), (0,)), id="turned, a few at a time"
+            (8192, 48), (8192, 16), ((0,), (0,)), id="transposed, a few at a time"
         ),
         pytest.param((64, 32), (40, 64), ((0,), (1,)), id="one of both transposed"),
         pytest.param((5, 3, 32), (2, 17, 32), ((2,), (2,)), id="last of three"),
