@@ -66,16 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         quick=asked.quick,
         repeats=asked.repeats or (QUICK_REPEATS if asked.quick else Options().repeats),
         seconds=asked.seconds,
+        synchronous=asked.synchronous,
     )
     allocator.keep_memory("benchmarks", arguments)
 
     import jax
 
+    if options.synchronous:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+
     from benchmarks import plot
     from benchmarks.harness import machine, progress, tables
 
-    if asked.synchronous:
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
     if asked.plot:
         try:
             plot.check(workloads)
@@ -87,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     versions = ", ".join(f"{k} {v}" for k, v in described["versions"].items())
     console.print(
         f"{described['backend']}, {described['cores']} cores; {versions}; "
-        f"memory at {described['bytes_per_second'] / 1e9:.1f} GB/s",
+        f"memory at {described['bytes_per_second'] / 1e9:.1f} GB/s"
+        f"{', synchronous' * options.synchronous}",
         soft_wrap=True,
     )
     figures = []

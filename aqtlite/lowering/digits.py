@@ -26,8 +26,8 @@ LARGEST_OF_THREE = 2**23 - 2**15 - 2**7 - 1
 
 BITS = 8
 
-EXACT_PRODUCTS = 2**24 // LARGEST**2
-"""The largest number of products of digits whose sum is certainly exact in float32."""
+EXACT_SUM = 2**24
+"""The largest magnitude up to which all integers are exact in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,18 +155,19 @@ def of_floats(
     return of_integers(fixed, count), jnp.where(is_finite, unit, jnp.nan)
 
 
-def rounded(sums: Sequence[jax.Array], products: int) -> jax.Array:
+def rounded(sums: Sequence[jax.Array], largest: int | None) -> jax.Array:
     """Combines int32 sums of products of each digit, lowest first, to float32.
 
-    The two highest sums are added as integers before they are rounded, so that a form
-    may multiply both digits as one number.
+    The highest sum takes over what the one below has above 8 bits, so that a form that
+    multiplies both digits as one number has an equal result. It has in any case where
+    the sums are exact in float32.
 
     Args:
         sums: a sum for each digit of floats.
-        products: number of products in a sum, which may be symbolic (`jax.export`).
+        largest: largest magnitude of the sums; None if it is not known.
     """
     *low, below, highest = sums
-    if not isinstance(products, int) or products > EXACT_PRODUCTS:
+    if largest is None or largest > EXACT_SUM:
         highest, below = highest + (below >> BITS), below & ((1 << BITS) - 1)
     return combine([one.astype(jnp.float32) for one in (*low, below, highest)])
 

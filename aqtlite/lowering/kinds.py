@@ -266,7 +266,10 @@ def _sums(contraction: Contraction, lhs: Digits, rhs: Digits) -> jax.Array:
         return sums
     if parts[0].dtype == jnp.float32:
         return digits.combine(parts)
-    return digits.rounded(parts, contraction.products(lhs.shape, rhs.shape))
+    products = contraction.products(lhs.shape, rhs.shape)
+    is_known = isinstance(products, int)  # It is not in a symbolic export.
+    largest = products * lhs.largest * rhs.largest if is_known else None
+    return digits.rounded(parts, largest)
 
 
 def _parts(contraction: Contraction, lhs: Digits, rhs: Digits) -> list[jax.Array]:

@@ -32,7 +32,7 @@ def served_layers(
 
     The int8 file is what `onnxruntime.quantization.quantize_dynamic` makes: a scale for
     each column of the kernel, and one for each input as a whole, computed in the call.
-    Its weights are uint8 on processors without VNNI, where sums for int8 saturate.
+    Its weights are uint8 on x86-64 without VNNI, where sums for int8 saturate.
     """
     from onnxruntime import quantization
 

@@ -13,3 +13,5 @@ class Options:
     """Maximum number of rounds per comparison."""
     seconds: float = 15.0
     """Time per comparison after which no round is started."""
+    synchronous: bool = False
+    """Have JAX run programs on CPUs in the thread that calls them."""

@@ -1,6 +1,7 @@
 """Floats by integers, on CPUs: digits in blocks of rows."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -107,3 +108,22 @@ def test_what_is_not_finite_poisons_its_row_alone(bad, bits):
     got = np.asarray(dot_of(x.at[6, 3].set(bad), w))
     assert not np.isfinite(got[6]).any()
     np.testing.assert_array_equal(np.delete(got, 6, 0), np.delete(clean, 6, 0))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_exports_of_symbolic_sizes_have_equal_bits(dtype):
+    x, info = operands(4, products=500)[0], jnp.iinfo(dtype)
+    rng = np.random.default_rng(0)
+    w = rng.integers(info.min + 1, info.max, (6, 500)).astype(dtype)
+
+    @jax.jit
+    def dot(x, w):
+        return mixed_dot(x, w, LAST_AXES, out_dtype=FLOAT32)
+
+    (size,) = jax.export.symbolic_shape("k")
+    shapes = (
+        jax.ShapeDtypeStruct((rows, size), kind)
+        for rows, kind in ((4, x.dtype), (6, w.dtype))
+    )
+    exported = jax.export.export(dot, platforms=["cpu"])(*shapes)
+    np.testing.assert_array_equal(exported.call(x, w), dot(x, w))

@@ -275,7 +275,7 @@ class Function(abc.ABC):
     def result(self, frame: Any) -> Any:
         return self.load(self.load(frame, _RESULTS, self.pointer), 0, self.pointer)
 
-    def attributes(self, frame: Any) -> Any:
+    def attribute_count(self, frame: Any) -> Any:
         """The number of attributes of a call."""
         return self.load(frame, _ATTRIBUTES, self.long)
 

@@ -11,10 +11,10 @@ import functools
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call, panels
+from aqtlite.lowering.forms.integer_products import Instructions
 from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Rows, Sizes
 from aqtlite.lowering.forms.panel_sums import Arrays, RowsOfPanel
 from aqtlite.lowering.forms.panels import PANEL, WORD
-from aqtlite.lowering.forms.products_of_bytes import Instructions
 
 _CACHE, _CACHE_OF_AVX2, _ROWS = 2**19, 2**18, 32
 """Bytes of the other operand that stay in the cache while panels are multiplied with
@@ -56,7 +56,7 @@ class Kernel:
     """Whether a tile is a single block."""
 
     carries: bool
-    """Whether a tile has more products than certainly have exact sums in float32."""
+    """Whether sums of digits are carried before they are scaled (`digits.rounded`)."""
 
     layout: Layout
     """Layout of the weights."""
@@ -132,7 +132,9 @@ class PanelFunction(custom_call.Function):
         """Lays out rows, from a first one on, of int8 that may be transposed."""
         start, rows = self.data(self.argument(frame, 1)), self._rows()
         together = self._from_row(first, sizes)
-        is_transposed = self.at.icmp_signed(">", self.attributes(frame), self.long(0))
+        is_transposed = self.at.icmp_signed(
+            ">", self.attribute_count(frame), self.long(0)
+        )
         with self.at.if_else(is_transposed) as (then, otherwise):
             with then:
                 place = self.offset(start, first)
@@ -244,11 +246,13 @@ class PanelFunction(custom_call.Function):
     ) -> None:
         """Computes rows, as many at once as there are, of a panel of columns."""
         at, kernel = self.at, self.kernel
-        done = self.long(0)
+        takes_int16, done = kernel.instructions.takes_int16, self.long(0)
+        if takes_int16:
+            arrays = self._widened(arrays, sizes, wide)
         for count in kernel.instructions.rows_at_once(self._rows().lines):
-            takes_int16 = kernel.instructions.takes_int16
-            widens = self._widens and (count > 1 or takes_int16)
-            width = kernel.bits * 2 if widens else kernel.bits
+            # A single row is multiplied by int4 as they are unpacked.
+            is_wide = self._widens and (count > 1 or takes_int16)
+            width = kernel.bits * 2 if is_wide else kernel.bits
             of = RowsOfPanel(
                 self,
                 kernel.instructions,
@@ -263,12 +267,17 @@ class PanelFunction(custom_call.Function):
             after = self.sum(done, at.sub(left, at.srem(left, self.long(count))))
             with self.if_any(done, after):
                 given = arrays
-                if widens:
-                    of_block = BLOCK * kernel.bits // (8 * WORD)
-                    words = self.times(sizes.tiles, sizes.blocks, of_block)
-                    widen = panels.widen_bytes if takes_int16 else panels.widen
-                    widen(self, arrays.weights, words, wide)
-                    given = dataclasses.replace(arrays, weights=wide)
+                if is_wide and not takes_int16:
+                    given = self._widened(arrays, sizes, wide)
                 with self.loop(done, after, count) as row:
                     compute(given, sizes, columns, row, kernel.is_single)
             done = after
+
+    def _widened(self, arrays: Arrays, sizes: Sizes, wide: Any) -> Arrays:
+        """Widens the weights of a panel to twice their bits."""
+        of_block = BLOCK * self.kernel.bits // (8 * WORD)
+        words = self.times(sizes.tiles, sizes.blocks, of_block)
+        is_int4 = self.kernel.bits == 4
+        halves = panels.nibbles if is_int4 else panels.bytes_as_int16
+        panels.widen(self, arrays.weights, words, wide, halves)
+        return dataclasses.replace(arrays, weights=wide)

@@ -17,15 +17,15 @@ from aqtlite.lowering import digits, exact
 from aqtlite.lowering.forms import (
     cpu,
     custom_call,
+    integer_products,
     panel_kernel,
     panels,
     processor,
-    products_of_bytes,
 )
+from aqtlite.lowering.forms.integer_products import Instructions
 from aqtlite.lowering.forms.panel_kernel import Kernel, Layout
 from aqtlite.lowering.forms.panel_rows import BLOCK, TRANSPOSED
 from aqtlite.lowering.forms.panels import PANEL, Panels
-from aqtlite.lowering.forms.products_of_bytes import Instructions
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
@@ -34,7 +34,8 @@ from aqtlite.shapes import dimension_numbers as dn
 # these are rather those of training than of a program that is given int4.
 _ROWS = 512
 
-# As many rows as these take less time where weights are widened to int16 for them.
+# From this number of rows on, products of int16 take less time, although weights have
+# to be widened.
 _ROWS_OF_INT16 = 8
 
 # Sums of more products might leave int32, by bits of a weight.
@@ -55,7 +56,7 @@ def is_available(target: Target) -> bool:
 
 def runs_here() -> bool:
     """Returns True if the kernel is installed and this processor runs it."""
-    instructions = products_of_bytes.of_processor()
+    instructions = integer_products.of_processor()
     return instructions is not None and custom_call.is_available()
 
 
@@ -251,7 +252,7 @@ class _ScaledSums(TargetDependent):
         values, weights = values.astype(jnp.int32), weights.astype(jnp.int32)
         sums = list(jnp.einsum("drtk,ntk->dtrn", values, weights))
         if self.digits > 1:
-            total = digits.rounded(sums, weights.shape[2])
+            total = digits.rounded(sums, None)
         else:
             total = sums[0].astype(jnp.float32)
         return (total * factors.T[:, :, None] * of_columns.T[:, None]).sum(0)
@@ -316,24 +317,28 @@ def _call(
         bits: bits of a weight.
         count: number of digits of an element of `x`.
         layout: layout of weights that are not in panels.
-        is_transposed: whether the kernel transposes `x`, ``(products, rows)`` beside
-            `Layout.COLUMNS`, where XLA would take four kernels and round `x` twice.
+        is_transposed: whether `x` is ``(products, rows)``, beside `Layout.COLUMNS`. XLA
+            would transpose it in a loop, and round it a second time.
     """
     if weights.dtype == jnp.uint8:
         layout = Layout.PANELS
-    products = x.shape[1] // (scales[-1].shape[1] if scales else 1)
+    products, rows = x.shape if is_transposed else x.shape[::-1]
+    products //= scales[-1].shape[1] if scales else 1
+    instructions = _instructions(rows, bits, count)
+    # Products of int16 are carried in any case.
+    is_exact = products * digits.LARGEST**2 <= digits.EXACT_SUM
     kernel = Kernel(
         bits,
         count,
         is_scaled=bool(scales),
         is_single=bool(scales) and products == BLOCK,
-        carries=count > 1 and products > digits.EXACT_PRODUCTS,
+        carries=count > 1 and not (is_exact or instructions.takes_int16),
         layout=layout,
         has_packed_scales=bool(scales) and scales[-1].ndim == 3,
-        instructions=_instructions(x.shape[0], bits, count),
+        instructions=instructions,
     )
     dtype = jnp.float32 if scales else jnp.int32
-    out = jax.ShapeDtypeStruct((x.shape[1 if is_transposed else 0], columns), dtype)
+    out = jax.ShapeDtypeStruct((rows, columns), dtype)
     name = panel_kernel.registered(kernel)
     call = jax.ffi.ffi_call(name, out, vmap_method="sequential")
     attributes = {"is_transposed": True} if is_transposed else {}
@@ -342,7 +347,7 @@ def _call(
 
 def _instructions(rows: int, bits: int, count: int) -> Instructions:
     """The instructions that take the least time for digits of some rows."""
-    found = products_of_bytes.of_processor()
+    found = integer_products.of_processor()
     assert found is not None
     is_split = found is Instructions.AVX2 and bits == 8 and count > 1
     return Instructions.AVX2_INT16 if is_split and rows >= _ROWS_OF_INT16 else found

@@ -9,7 +9,7 @@ from typing import Any
 
 from aqtlite.lowering.digits import BITS
 from aqtlite.lowering.forms import custom_call
-from aqtlite.lowering.forms.products_of_bytes import Instructions
+from aqtlite.lowering.forms.integer_products import Instructions
 
 BLOCK = 32
 """Number of products that are summed before the sums are widened."""
@@ -46,7 +46,7 @@ class Memory:
 
     values: Any
     """int8 or int16, ``(tiles, blocks, rows, lines, BLOCK)``: a line for each part of a
-    number."""
+    number, which is a digit, or the two highest as an int16."""
 
     offsets: Any
     """Sums of values, times what weights are raised by, negated: int32, ``(tiles, rows,
@@ -70,10 +70,12 @@ class Rows:
         self.parts = instructions.parts(bits)
         self.lines = instructions.numbers(digits) * self.parts
         self.order = _ORDER if bits == 4 else list(range(BLOCK))
-        self.raised_by, self.line_size = 2 ** (bits - 1), BLOCK
+        self.raised_by, self.line_size = (
+            2 ** (bits - 1),
+            BLOCK * instructions.number_size,
+        )
         if instructions.takes_int16:
             self.order, self.raised_by = _ORDER_OF_INT16, 0
-            self.line_size = 2 * BLOCK
         ir = function.ir
         self.ints, self.floats, self.bytes = (
             ir.VectorType(kind, BLOCK)

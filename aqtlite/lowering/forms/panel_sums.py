@@ -12,9 +12,9 @@ from typing import Any
 
 from aqtlite.lowering.digits import BITS
 from aqtlite.lowering.forms import custom_call, panels
+from aqtlite.lowering.forms.integer_products import Instructions
 from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Sizes
 from aqtlite.lowering.forms.panels import PANEL, WORD
-from aqtlite.lowering.forms.products_of_bytes import Instructions
 
 _WAITING = 4
 """Number of additions that a processor begins before it has the first one's sum."""
@@ -24,7 +24,7 @@ _AHEAD, _LINE = 2**11, 64
 does by itself only up to the end of a page, and the size of a line of the cache."""
 
 _BLOCKS_OF_INT32 = 16
-"""Number of blocks whose sums of products of two digits and int8 fit int32."""
+"""Number of blocks whose products of two digits by int8 have sums of 2^30 at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RowsOfPanel:
         self.digits, self.numbers = digits, instructions.numbers(digits)
         self.lines, self.width = self.numbers * self.parts, width
         self.carries = carries
-        self.line_size = BLOCK * (2 if instructions.takes_int16 else 1)
+        self.line_size = BLOCK * instructions.number_size
         self.ints, self.floats = (
             instructions.ints(function),
             instructions.floats(function),
@@ -171,13 +171,12 @@ class RowsOfPanel:
     def _carry(self) -> None:
         """Moves the sums of numbers of two digits to where they do not leave int32."""
         at, numbers = self.f.at, self.numbers
-        eight, byte = (self.f.constant(self.ints, n) for n in (BITS, 2**BITS - 1))
         highest = self.sums[numbers - 1 :: numbers]
         for (of_number,), of_row in zip(highest, self.carried, strict=True):
             for copies, (high, low) in zip(of_number, of_row, strict=True):
                 total = functools.reduce(at.add, map(at.load, copies))
-                at.store(at.add(at.load(high), at.ashr(total, eight)), high)
-                at.store(at.add(at.load(low), at.and_(total, byte)), low)
+                for part, variable in zip(self._split(total), (high, low), strict=True):
+                    at.store(at.add(at.load(variable), part), variable)
                 for one in copies:
                     at.store(self.f.constant(self.ints, 0), one)
 
@@ -191,7 +190,7 @@ class RowsOfPanel:
         parts = [
             [[products.started(one) for one in of] for of in line] for line in before
         ]
-        for k, wide in enumerate(self._bytes(weights)):
+        for k, wide in enumerate(self._words(weights)):
             for line, of_line in enumerate(parts):
                 other = f.load(x, self.line_size * line + WORD * k, f.int, WORD)
                 other = f.splat(other, how.lanes)
@@ -202,7 +201,7 @@ class RowsOfPanel:
         for variable, total, part in flat:
             at.store(products.finished(f, total, part), variable)
 
-    def _bytes(self, weights: Any) -> Iterator[list[Any]]:
+    def _words(self, weights: Any) -> Iterator[list[Any]]:
         """Yields the weights of a block, a word of each row at a time."""
         f, how = self.f, self.how
         for i in range(BLOCK * self.width // (8 * WORD)):
@@ -213,8 +212,8 @@ class RowsOfPanel:
             if self.width >= 8:
                 yield words
             else:
-                yield [panels.lower_halves(f, word) for word in words]
-                yield [panels.upper_halves(f, word) for word in words]
+                halves = [panels.nibbles(f, word) for word in words]
+                yield from map(list, zip(*halves, strict=True))
 
     def _sum(self, number: list[list[list[Any]]], vector: int) -> Any:
         """The sum of a number, from that of its parts."""
@@ -238,9 +237,14 @@ class RowsOfPanel:
             if not self.carries:
                 return sums
             *low, below, highest = sums
+        carried, below = self._split(below)
+        return [*low, below, at.add(highest, carried)]
+
+    def _split(self, total: Any) -> tuple[Any, Any]:
+        """What a sum has above the lowest 8 bits, and these bits."""
+        at = self.f.at
         eight, byte = (self.f.constant(self.ints, n) for n in (BITS, 2**BITS - 1))
-        highest = at.add(highest, at.ashr(below, eight))
-        return [*low, at.and_(below, byte), highest]
+        return at.ashr(total, eight), at.and_(total, byte)
 
     def _accumulate(self, arrays: Arrays, sizes: Sizes, row: Any, tile: Any) -> None:
         """Scales the sums of a tile, and adds them to the totals.

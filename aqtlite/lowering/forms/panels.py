@@ -4,6 +4,7 @@ A panel has `PANEL` rows, of which it holds 32 bits each by turns: eight int4 th
 multiplied by the same eight values, or four int8. Weights are raised, to be unsigned.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -149,56 +150,46 @@ def lay_out_columns(
             f.store(raised, panel, f.sum(place, half * PANEL * WORD // 2))
 
 
-def widen(f: custom_call.Function, panel: Any, words: Any, wide: Any) -> None:
-    """Writes the instructions that store a byte for each int4 of a panel.
+def widen(
+    f: custom_call.Function,
+    panel: Any,
+    words: Any,
+    wide: Any,
+    halves: Callable[[custom_call.Function, Any], tuple[Any, Any]],
+) -> None:
+    """Writes the instructions that store weights of a panel in twice their bits.
 
     Args:
         f: function that is being written.
-        panel: pointer to a panel of int4.
+        panel: pointer to a panel.
         words: number of words of a row, at least one.
-        wide: pointer to where the bytes go, by turns for eight weights of each row
-            those of the lower halves of bytes and those of the upper ones.
+        wide: pointer to where weights go, by turns both halves of a word of each row.
+        halves: `nibbles` of int4, `bytes_as_int16` of int8.
     """
     size = PANEL * WORD // 2
     ints = f.ir.VectorType(f.int, size // 4)
     with f.loop(0, words) as word:
         start, there = (f.times(word, n * 2 * size) for n in (1, 2))
         for i in (0, size):
-            both = f.load(panel, f.sum(start, i), ints)
-            f.store(lower_halves(f, both), wide, f.sum(there, i))
-            f.store(upper_halves(f, both), wide, f.sum(there, 2 * size + i))
+            first, second = halves(f, f.load(panel, f.sum(start, i), ints))
+            f.store(first, wide, f.sum(there, i))
+            f.store(second, wide, f.sum(there, 2 * size + i))
 
 
-def widen_bytes(f: custom_call.Function, panel: Any, words: Any, wide: Any) -> None:
-    """Writes the instructions that store an int16 for each int8 of a panel.
-
-    Args:
-        f: function that is being written.
-        panel: pointer to a panel of int8.
-        words: number of words of a row, at least one.
-        wide: pointer to where the int16 go, by turns the even ones of four weights of
-            each row and the odd ones.
-    """
-    size = PANEL * WORD // 2
-    shorts = f.ir.VectorType(f.ir.IntType(16), size // 2)
-    signs, eight = f.constant(shorts, SIGNS[8] & 0xFFFF), f.constant(shorts, 8)
-    with f.loop(0, words) as word:
-        start, there = (f.times(word, n * 2 * size) for n in (1, 2))
-        for i in (0, size):
-            two = f.at.xor(f.load(panel, f.sum(start, i), shorts), signs)
-            even = f.at.ashr(f.at.shl(two, eight), eight)
-            f.store(even, wide, f.sum(there, i))
-            f.store(f.at.ashr(two, eight), wide, f.sum(there, 2 * size + i))
+def nibbles(f: custom_call.Function, x: Any) -> tuple[Any, Any]:
+    """The lower and the upper halves of the bytes of a vector of int32, as bytes."""
+    halves = f.constant(x.type, _HALVES)
+    return f.at.and_(x, halves), f.at.and_(
+        f.at.lshr(x, f.constant(x.type, _HALF)), halves
+    )
 
 
-def lower_halves(f: custom_call.Function, x: Any) -> Any:
-    """The lower half of each byte of a vector of int32."""
-    return f.at.and_(x, f.constant(x.type, _HALVES))
-
-
-def upper_halves(f: custom_call.Function, x: Any) -> Any:
-    """The upper half of each byte of a vector of int32."""
-    return lower_halves(f, f.at.lshr(x, f.constant(x.type, _HALF)))
+def bytes_as_int16(f: custom_call.Function, x: Any) -> tuple[Any, Any]:
+    """The even and the odd bytes of a vector of int32, raised int8, as int16."""
+    shorts = f.ir.VectorType(f.ir.IntType(16), 2 * x.type.count)
+    x = f.at.xor(f.at.bitcast(x, shorts), f.constant(shorts, SIGNS[8] & 0xFFFF))
+    eight = f.constant(shorts, 8)
+    return f.at.ashr(f.at.shl(x, eight), eight), f.at.ashr(x, eight)
 
 
 def _four_words(

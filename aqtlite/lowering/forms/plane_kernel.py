@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call, planes
-from aqtlite.lowering.forms.products_of_bytes import Instructions
+from aqtlite.lowering.forms.integer_products import Instructions
 
 # Number of products that are added before the sums are widened.
 _STEPS = 8

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.lowering.forms import (
+    integer_products,
     plane_channels,
     plane_kernel,
     plane_positions,
     planes,
     processor,
-    products_of_bytes,
 )
 
 # The forms of XLA unpack once for all rows: more rows take less time in them, with
@@ -77,7 +77,7 @@ def _call(
     columns: int,
     bits: int,
 ) -> jax.Array:
-    instructions = products_of_bytes.of_processor()
+    instructions = integer_products.of_processor()
     assert instructions is not None
     name = plane_kernel.registered(kind, bits, instructions)
     out = jax.ShapeDtypeStruct((*x.shape[:2], columns), jnp.int32)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import itertools
 import re
 
 import flax.linen as nn
@@ -18,16 +19,17 @@ from aqtlite.flax import AqtDotGeneral
 from aqtlite.lowering.dot import Dot
 from aqtlite.lowering.forms import (
     custom_call,
+    integer_products,
     panel_products,
     processor,
-    products_of_bytes,
 )
-from aqtlite.lowering.forms.products_of_bytes import Instructions
+from aqtlite.lowering.forms.integer_products import Instructions
 from tests import common
 from tests.flax.support import init
 from tests.lowering.dots import mixed_dot
 
 LAST_AXES = ((1,), (1,)), ((), ())
+OF_BYTES = [one for one in Instructions if not one.takes_int16]
 NAME = "aqtlite_panels"
 
 
@@ -66,14 +68,14 @@ def test_it_runs_wherever_llvm_and_avx2_are():
     ],
 )
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("instructions", Instructions)
+@pytest.mark.parametrize("instructions", OF_BYTES)
 def test_sums_are_exact_at_the_largest_magnitudes(
     rows, columns, instructions, bits, monkeypatch
 ):
-    widest = products_of_bytes.of_processor()
-    if widest is None or instructions > widest:  # Int16 are for digits alone.
+    widest = integer_products.of_processor()
+    if widest is None or instructions > widest:
         return
-    monkeypatch.setattr(products_of_bytes, "of_processor", lambda: instructions)
+    monkeypatch.setattr(integer_products, "of_processor", lambda: instructions)
     largest = 2 ** (bits - 1)
     x, w = integers((rows, 512), 128), integers((columns, 512), largest, seed=1)
     x[0, 64:128], x[0, 128:192], w[:2] = -128, 127, [[-largest], [largest - 1]]
@@ -91,20 +93,21 @@ def test_sums_are_exact_at_the_largest_magnitudes(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("products", [32, 8224])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("instructions", Instructions)
+@pytest.mark.parametrize(
+    ("instructions", "bits"),
+    [*itertools.product(OF_BYTES, (4, 8)), (Instructions.AVX2_INT16, 8)],
+)
 def test_digits_have_equal_bits_at_the_largest_magnitudes(
     products, bits, instructions, dtype, monkeypatch, without_kernel
 ):
     """Sums of 8,224 products leave float32, and those of two digits int32."""
-    widest = products_of_bytes.of_processor()
-    if widest is None or (instructions is Instructions.AVX2_INT16 and bits == 4):
-        return
-    if instructions.has_dots and instructions > widest:
+    widest = integer_products.of_processor()
+    if widest is None or (instructions.has_dots and instructions > widest):
         return
     monkeypatch.setattr(panel_products, "_instructions", lambda *_: instructions)
     x, largest = common.normal((11, products)), 2 ** (bits - 1)
-    x = x.at[:3].set([[1.99], [-1.99], [0]]).at[3, 5].set(1e30).at[4, 7].set(jnp.nan)
+    x = x.at[:5].set([[2], [-2], [1.99], [-1.99], [0]])
+    x = x.at[5, 5].set(1e30).at[6, 7].set(jnp.nan)
     w = integers((21, products), largest).astype(f"int{bits}")
     w[:2] = [[-largest], [largest - 1]]
     x = x.astype(dtype)
@@ -168,14 +171,28 @@ def test_without_vnni_gradients_have_equal_bits(without_vnni, without_kernel):
             return jnp.sum(jnp.tanh(dense.apply(params, x, rngs=rngs)))
 
         lowered = jax.jit(jax.grad(loss, (0, 1))).lower(params, x)
-        return lowered.as_text().count(NAME), lowered.compile()(params, x)
+        text = lowered.as_text()
+        calls = text.count(NAME), text.count("is_transposed = true")
+        return calls, lowered.compile()(params, x)
 
     calls, got = gradients()
-    assert calls == 3 * panel_products.runs_here()
+    assert calls == ((3, 1) if panel_products.runs_here() else (0, 0))
     without_kernel()
     calls, wanted = gradients()
-    assert calls == 0
+    assert calls == (0, 0)
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+def test_without_vnni_int16_are_multiplied_from_eight_rows_on(without_vnni):
+    w, suffix = integers((16, 64), 128), f"_{Instructions.AVX2_INT16:d}"
+    calls = [
+        jax.jit(lambda x: mixed_dot(x, w, LAST_AXES, out_dtype=x.dtype))
+        .lower(common.normal((rows, 64)))
+        .as_text()
+        .count(suffix)
+        for rows in (7, 8)
+    ]
+    assert calls == [0, int(panel_products.runs_here())]
 
 
 def test_served_equals_trained_with_and_without(without_kernel):

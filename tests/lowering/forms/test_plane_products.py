@@ -9,13 +9,13 @@ import pytest
 
 from aqtlite.lowering.forms import (
     custom_call,
+    integer_products,
     panel_products,
     plane_kernel,
     plane_products,
     planes,
-    products_of_bytes,
 )
-from aqtlite.lowering.forms.products_of_bytes import Instructions
+from aqtlite.lowering.forms.integer_products import Instructions
 
 pytestmark = pytest.mark.code("quick")
 
@@ -65,7 +65,7 @@ def test_sums_are_exact_at_the_largest_magnitudes(bits, rows, channels, length):
     check_sums(bits, rows, channels, length)
 
 
-class EmulatedDots(products_of_bytes.Dots):
+class EmulatedDots(integer_products.Dots):
     """The products of VNNI, in instructions of any processor."""
 
     def multiplied(self, f, part, a, b):
@@ -89,7 +89,7 @@ def test_sums_in_wide_vectors(monkeypatch):
 
     monkeypatch.setattr(Instructions, "products", EmulatedDots())
     monkeypatch.setattr(
-        products_of_bytes, "of_processor", lambda: Instructions.AVX512_VNNI
+        integer_products, "of_processor", lambda: Instructions.AVX512_VNNI
     )
     monkeypatch.setattr(plane_kernel, "registered", registered)
     check_sums(3, 3, 24, 150)

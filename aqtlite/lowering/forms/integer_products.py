@@ -9,7 +9,7 @@ from aqtlite.lowering.forms.panels import PANEL
 
 
 class Instructions(enum.IntEnum):
-    """The widest instructions of a processor."""
+    """By which instructions a kernel multiplies."""
 
     AVX2 = 0
     """Two products to an int16."""
@@ -21,8 +21,8 @@ class Instructions(enum.IntEnum):
     """Of 512 bits, with twice the registers."""
 
     AVX2_INT16 = 3
-    """Two products of int16 to an int32, by AVX2. Floats are split into fewer numbers,
-    and weights are widened."""
+    """AVX2, two products of int16 to an int32. Weights are widened, and the two highest
+    digits of a float are one number."""
 
     @property
     def has_dots(self) -> bool:
@@ -33,6 +33,11 @@ class Instructions(enum.IntEnum):
     def takes_int16(self) -> bool:
         """Whether operands are int16; they are uint8 and int8 otherwise."""
         return self is Instructions.AVX2_INT16
+
+    @property
+    def number_size(self) -> int:
+        """Bytes of a number that weights are multiplied by."""
+        return 2 if self.takes_int16 else 1
 
     @property
     def products(self) -> "Products":
