@@ -112,9 +112,9 @@ def test_what_is_not_finite_poisons_its_row_alone(bad, bits):
 
 @pytest.mark.parametrize("dtype", ["int8", "int16"])
 def test_exports_of_symbolic_sizes_have_equal_bits(dtype):
-    x, info = operands(4, products=500)[0], jnp.iinfo(dtype)
+    x, info = operands(16, products=500)[0], jnp.iinfo(dtype)
     rng = np.random.default_rng(0)
-    w = rng.integers(info.min + 1, info.max, (6, 500)).astype(dtype)
+    w = rng.integers(info.min + 1, info.max, (64, 500)).astype(dtype)
 
     @jax.jit
     def dot(x, w):
@@ -123,7 +123,7 @@ def test_exports_of_symbolic_sizes_have_equal_bits(dtype):
     (size,) = jax.export.symbolic_shape("k")
     shapes = (
         jax.ShapeDtypeStruct((rows, size), kind)
-        for rows, kind in ((4, x.dtype), (6, w.dtype))
+        for rows, kind in ((16, x.dtype), (64, w.dtype))
     )
     exported = jax.export.export(dot, platforms=["cpu"])(*shapes)
     np.testing.assert_array_equal(exported.call(x, w), dot(x, w))
