@@ -120,10 +120,8 @@ def test_int4_in_safetensors(tmp_path):
 
 
 def test_sharded_safetensors(tmp_path):
-    model, variables = (
-        models.MlpBlock(INT8, depth=2),
-        init(models.MlpBlock(INT8, depth=2), X),
-    )
+    model = models.MlpBlock(INT8, depth=2)
+    variables = init(model, X)
     folder = tmp_path / "float"
     folder.mkdir()
     for i, (name, layer) in enumerate(variables["params"].items()):
@@ -135,10 +133,8 @@ def test_sharded_safetensors(tmp_path):
 
 def test_chunked_msgpack(tmp_path, monkeypatch):
     monkeypatch.setattr("flax.serialization.MAX_CHUNK_SIZE", 100)
-    model, variables = (
-        models.MlpBlock(INT8, depth=2),
-        init(models.MlpBlock(INT8, depth=2), X),
-    )
+    model = models.MlpBlock(INT8, depth=2)
+    variables = init(model, X)
     source = save(tmp_path / "float", variables, "msgpack")
     assert b"__msgpack_chunked_array__" in source.read_bytes()
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
@@ -146,10 +142,8 @@ def test_chunked_msgpack(tmp_path, monkeypatch):
 
 
 def test_params_alone_and_a_step_of_a_manager(tmp_path):
-    model, variables = (
-        models.MlpBlock(INT8, depth=2),
-        init(models.MlpBlock(INT8, depth=2), X),
-    )
+    model = models.MlpBlock(INT8, depth=2)
+    variables = init(model, X)
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(3, args=ocp.args.StandardSave(variables["params"]))
     source = tmp_path / "run" / "3"
@@ -159,10 +153,8 @@ def test_params_alone_and_a_step_of_a_manager(tmp_path):
 
 def test_orbax_reads_the_target(tmp_path):
     """It is an ordinary checkpoint, also for others."""
-    model, variables = (
-        models.MlpBlock(INT8, depth=2),
-        init(models.MlpBlock(INT8, depth=2), X),
-    )
+    model = models.MlpBlock(INT8, depth=2)
+    variables = init(model, X)
     source = save(tmp_path / "float", variables, "msgpack")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
     with ocp.PyTreeCheckpointer() as checkpointer:

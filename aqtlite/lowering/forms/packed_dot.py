@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import target
+from aqtlite.lowering import digits, target
 from aqtlite.lowering.forms import (
     cpu,
     layouts,
@@ -37,7 +37,8 @@ _FEW_ROWS, _FEW_LONG_ROWS, _LONG = 32, 128, 2048
 
 # One row by up to this number of weights takes less time in float32: the kernels of
 # integers take longer to start. Sums of up to that many products of int8 are exact.
-_FEW_WEIGHTS, _EXACT_PRODUCTS = 2**14, 2**10
+_FEW_WEIGHTS = 2**14
+_EXACT_PRODUCTS = digits.EXACT_SUM // digits.LARGEST**2
 
 # With VNNI, the kernel of panels takes less time than XLA's dots up to this number of
 # rows.

@@ -69,11 +69,9 @@ class Rows:
         self.f, self.digits, self.instructions = function, digits, instructions
         self.parts = instructions.parts(bits)
         self.lines = instructions.numbers(digits) * self.parts
+        self.line_size = BLOCK * instructions.number_size
         self.order = _ORDER if bits == 4 else list(range(BLOCK))
-        self.raised_by, self.line_size = (
-            2 ** (bits - 1),
-            BLOCK * instructions.number_size,
-        )
+        self.raised_by = 2 ** (bits - 1)
         if instructions.takes_int16:
             self.order, self.raised_by = _ORDER_OF_INT16, 0
         ir = function.ir
@@ -138,11 +136,8 @@ class Rows:
             memory: what is written.
             sizes: values of the call; its rows are a multiple of `TRANSPOSED`.
         """
-        f, kind, lines = (
-            self.f,
-            self.f.ir.VectorType(self.f.byte, TRANSPOSED),
-            self.lines,
-        )
+        f, lines = self.f, self.lines
+        kind = f.ir.VectorType(f.byte, TRANSPOSED)
         transposed = f.array(self.bytes, TRANSPOSED, BLOCK)
         all_sums = f.array(self.sums, TRANSPOSED * lines, BLOCK)
         with f.loop(0, sizes.rows, TRANSPOSED) as first:

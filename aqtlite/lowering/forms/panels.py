@@ -178,10 +178,9 @@ def widen(
 
 def nibbles(f: custom_call.Function, x: Any) -> tuple[Any, Any]:
     """The lower and the upper halves of the bytes of a vector of int32, as bytes."""
-    halves = f.constant(x.type, _HALVES)
-    return f.at.and_(x, halves), f.at.and_(
-        f.at.lshr(x, f.constant(x.type, _HALF)), halves
-    )
+    halves, half = (f.constant(x.type, value) for value in (_HALVES, _HALF))
+    upper = f.at.lshr(x, half)
+    return f.at.and_(x, halves), f.at.and_(upper, halves)
 
 
 def bytes_as_int16(f: custom_call.Function, x: Any) -> tuple[Any, Any]:
