@@ -259,6 +259,8 @@ def test_explicit_axes(mesh, tiles, use_fwd_quant):
             got = grad(*args[:2])
             assert [jax.typeof(x).sharding.spec for x in got] == list(specs)
             assert_equal(jax.device_get(got), jax.device_get(wanted))
+    # Of the last of them, the mesh is known by the arguments alone.
+    assert_equal(jax.device_get(grad(*args[:2])), jax.device_get(wanted))
 
 
 def test_blocks_along_explicit_axes():
@@ -868,6 +870,30 @@ def test_invariant_training_shards_over_data():
         lambda x: loss(W, x)[1], mesh=AUTO, in_specs=P("d"), out_specs=P("d")
     )
     assert_equal(jax.jit(aqtlite.invariant(forward))(rows), whole[0][1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights"),
+    [(P("d", "m"), P("m", None)), (P(None, "m"), P()), (P("d"), P(None, "m"))],
+)
+def test_invariant_training_over_explicit_axes(rows, weights):
+    """Axes that are contracted and added are whole where they are."""
+
+    def loss(sharding, w, x):
+        out = jnp.einsum("ab,bc->ac", x, w, out_sharding=sharding)
+        return jnp.mean(jax.nn.log_softmax(out) ** 2)
+
+    def gradients(sharding):
+        grads = jax.value_and_grad(functools.partial(loss, sharding), (0, 1))
+        return jax.jit(aqtlite.invariant(grads))
+
+    wanted = gradients(None)(W, X)
+    with jax.set_mesh(EXPLICIT):
+        got = gradients(P("d"))(jax.device_put(W, weights), jax.device_put(X, rows))
+    assert_equal(jax.device_get(got), jax.device_get(wanted))
+    x = jax.device_put(X, NamedSharding(EXPLICIT, rows))
+    summed = jax.jit(aqtlite.invariant(lambda x: (x.sum(0), x.var(1), x @ W)))
+    assert_equal(jax.device_get(summed(x)), jax.device_get(summed(X)))
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

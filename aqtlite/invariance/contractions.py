@@ -7,12 +7,15 @@ a mask sets to zero, leave all bits.
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
 from aqtlite.invariance.rounding import mul
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.shapes.dimension_numbers import DimensionNumbers
+from aqtlite.shapes.sharding import replicated_along, with_sharding_of
 
 UNROLLED = 16
 """Products that are added in one pass over the result."""
@@ -24,16 +27,24 @@ class Dot(TargetDependent):
 
     dimension_numbers: DimensionNumbers
 
+    out_sharding: NamedSharding | None = None
+
     def reference(self, lhs, rhs):
-        return lax.dot_general(lhs, rhs, self.dimension_numbers)
+        return lax.dot_general(
+            lhs, rhs, self.dimension_numbers, out_sharding=self.out_sharding
+        )
 
     def lowered(self, target, lhs, rhs):
         del target
         (lc, rc), (lb, rb) = self.dimension_numbers
-        lhs, batch, rows = matrices(lhs, lb, lc)
-        rhs, _, columns = matrices(rhs, rb, rc)
-        out = jnp.zeros((lhs.shape[0], lhs.shape[2], rhs.shape[2]), jnp.float32)
-        return added(out, lhs, rhs).reshape(*batch, *rows, *columns)
+        lhs, batch, rows = matrices(replicated_along(lhs, lc), lb, lc)
+        rhs, _, columns = matrices(replicated_along(rhs, rc), rb, rc)
+        like = jax.eval_shape(_product_of_sums, lhs, rhs)
+        out = with_sharding_of(like, jnp.zeros(like.shape, jnp.float32))
+        out = added(out, lhs, rhs).reshape(*batch, *rows, *columns)
+        if self.out_sharding is None:
+            return out
+        return jax.sharding.reshard(out, self.out_sharding)
 
 
 def added(out, lhs, rhs):
@@ -65,6 +76,10 @@ def _added(out, lhs, rhs):
     for i in range(lhs.shape[1]):
         out = out + mul(*jnp.broadcast_arrays(lhs[:, i, :, None], rhs[:, i, None, :]))
     return out
+
+
+def _product_of_sums(lhs, rhs):
+    return lhs.sum(1)[:, :, None] * rhs.sum(1)[:, None, :]
 
 
 def matrices(x, batch, contracting):

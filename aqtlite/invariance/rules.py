@@ -140,7 +140,9 @@ _OVER_AXES: Mapping[str, Rule] = {
     "reduce_sum": lambda params, x: Sum(tuple(params["axes"]))(x),
     "cumsum": lambda params, x: CumulativeSum(params["axis"], params["reverse"])(x),
     "reduce_window_sum": lambda params, x: _of_params(WindowedSum, params)(x),
-    "dot_general": lambda params, x, y: Dot(params["dimension_numbers"])(x, y),
+    "dot_general": lambda params, x, y: Dot(
+        params["dimension_numbers"], params["out_sharding"]
+    )(x, y),
     "conv_general_dilated": lambda params, x, y: _of_params(Conv, params)(x, y),
     "ragged_dot_general": lambda params, x, y, sizes: RaggedDot(
         params["ragged_dot_dimension_numbers"]

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering.target import TargetDependent
+from aqtlite.shapes.sharding import replicated_along
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Sum(TargetDependent):
 
     def lowered(self, target, x):
         del target
+        x = replicated_along(x, self.axes)
         for axis in sorted(self.axes, reverse=True):
             x = _halved(x, axis)
         return x

@@ -16,7 +16,7 @@ _OPS = frozenset(
 )
 _GROUP_LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _GROUP_IOTA = re.compile(r"replica_groups=\[\d+,(\d+)\]")
-_GROUP_MESH = re.compile(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}")
+_GROUP_MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\S+)? \{(.*?)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
 _AXIS_OF_GROUP = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -121,11 +121,25 @@ def _of_instruction(
         dtype=max(results, key=lambda x: x.bytes).dtype,
         bytes=max(size, sum(x.bytes for x in given if x is not None)),
         times=run.times,
-        path=path_of(run.op_name(one)) if one.op_name else "",
+        path=path_of(run.op_name(_named(one, run))) if one.op_name else "",
         devices=group,
         sent=_sent_by_one(op, size * run.times, group),
         results=results,
     )
+
+
+def _named(one: Instruction, run: Run) -> Instruction:
+    """Returns a collective, or what reads it if it is only named like an argument.
+
+    JAX 0.12 names the gather of an argument so, whatever scope asked for it.
+    """
+    while "/" not in run.op_name(one):
+        instructions = run.computation.instructions.values()
+        reader = next((x for x in instructions if one.name in x.operands), None)
+        if reader is None:
+            break
+        one = reader
+    return one
 
 
 def _results(one: Instruction, op: str) -> tuple[Array, ...]:

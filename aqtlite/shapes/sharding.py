@@ -95,7 +95,7 @@ def sharded_like(x: jax.Array, out_sharding: NamedSharding | None) -> jax.Array:
         return x
     axes = spec_of_axes(out_sharding, x.ndim)
     kept = [None if size == 1 else one for size, one in zip(x.shape, axes, strict=True)]
-    return jax.sharding.reshard(x, PartitionSpec(*kept))
+    return jax.sharding.reshard(x, out_sharding.update(spec=PartitionSpec(*kept)))
 
 
 def replicated(x: jax.Array) -> jax.Array:
@@ -116,7 +116,7 @@ def replicated_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
         return x
     spec = spec_of_axes(sharding, x.ndim)
     kept = [None if axis in axes else one for axis, one in enumerate(spec)]
-    return jax.sharding.reshard(x, PartitionSpec(*kept))
+    return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec(*kept)))
 
 
 def with_sharding_of(like: jax.Array, x: jax.Array) -> jax.Array:
@@ -142,7 +142,7 @@ def whole_where_uneven(x: jax.Array, shape: Sequence[int]) -> jax.Array:
         None if size % _devices(sharding, names) else names
         for size, names in zip(shape, spec_of_axes(sharding, x.ndim), strict=True)
     ]
-    return jax.sharding.reshard(x, PartitionSpec(*spec))
+    return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec(*spec)))
 
 
 def _devices(sharding: NamedSharding, names: Any) -> int:

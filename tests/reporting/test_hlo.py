@@ -62,6 +62,24 @@ def test_collectives():
     assert (second.op, second.bytes) == ("all-gather", 2 * 128)
 
 
+def test_a_gather_that_is_named_like_an_argument():
+    """It is in the scope of what reads it, and its group is given by axes of a mesh."""
+    groups = "mesh['a'=1,'b'=4,'c'=2], device_ids=([2,4]T(1,0)) {'b'}"
+    text = f"""HloModule f, num_partitions=8
+
+ENTRY main (w: f32[4,8]) -> f32[16,8] {{
+  w = f32[4,8]{{1,0}} parameter(0), metadata={{op_name="w"}}
+  g = f32[16,8]{{1,0}} all-gather(w), replica_groups={groups}, metadata={{op_name="w"}}
+  c = f32[16,8]{{0,1}} copy(g)
+  ROOT r = f32[16,8]{{1,0}} negate(c), metadata={{op_name="jit(f)/layer/neg"}}
+}}
+"""
+    [one] = collectives.find(hlo.parse(text), lambda name: name)
+    assert (one.path, one.devices) == ("jit(f)/layer/neg", 4)
+    [alone] = collectives.find(hlo.parse(text.replace("(g)", "(w)")), lambda name: name)
+    assert alone.path == "w"
+
+
 def test_what_a_device_sends_in_a_loop():
     """Of groups of two: half of what is gathered, in each of the counted trips."""
     text = """HloModule f, num_partitions=8
