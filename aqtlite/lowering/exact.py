@@ -60,12 +60,12 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
 
     LLVM contracts a product and a sum (with a bias, a skip connection, the terms of a
     LayerNorm) to a fused multiply-add wherever they meet in one loop, and sees through
-    an algebraic barrier. It does not know that the sign bit of a scale is 0, and
-    keeps a bitwise or with it.
+    an algebraic barrier. It does not know the sign of the product, and keeps a bitwise
+    or with it, unless both factors are constants.
 
     Args:
         x: float32.
-        scale: float32 that broadcasts to `x`, positive or NaN.
+        scale: float32 that broadcasts to `x`.
     """
     # Broadcast once, so that XLA's partitioner moves it between devices only once.
     scale = spread(scale, x.shape)
@@ -73,10 +73,13 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
-    words = lax.bitcast_convert_type(lax.mul(x, scale), jnp.uint32)
-    sign = lax.bitcast_convert_type(scale, jnp.uint32)
-    zero = lax.shift_right_logical(sign, np.uint32(31))
-    return lax.bitcast_convert_type(lax.bitwise_or(words, zero), jnp.float32)
+    product, *factors = (
+        lax.bitcast_convert_type(one, jnp.uint32)
+        for one in (lax.mul(x, scale), x, scale)
+    )
+    # Of both, as the scale of a weight that a program closes over is a constant.
+    sign = lax.bitwise_and(lax.bitwise_xor(*factors), np.uint32(1 << 31))
+    return lax.bitcast_convert_type(lax.bitwise_or(product, sign), jnp.float32)
 
 
 _ROUNDED_PRODUCT = Elementwise(_rounded_product)
@@ -158,7 +161,7 @@ def _quotient(unit: float, scale: jax.Array) -> jax.Array:
 def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.Array:
     """Computes ``a * b + c * d + ...`` from the left, with each product rounded.
 
-    Unlike `rounded_product`, this takes factors of any sign, and constants.
+    Unlike `rounded_product`, this takes two constants.
 
     Args:
         factors: pairs that broadcast to one shape. Meant for small arrays, as

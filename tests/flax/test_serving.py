@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert, quantize_model
-from tests.common import mostly_slow
+from tests.common import mostly_slow, normal
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -146,6 +146,24 @@ def _mapped(**fields):
         variable_axes={"params": 0, "aqt": 0},
         split_rngs={"params": True},
     )(8, **fields)
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [config.fully_quantized(), *map(config.weight_only, (8, 4)), config.w4a8()],
+    ids=["int8", "weight_only", "weight_only int4", "w4a8"],
+)
+def test_variables_or_inputs_that_a_program_closes_over(cfg):
+    """XLA knows constant scales, and still adds no bias before it rounds."""
+    model = quantize_model(nn.Sequential([nn.Dense(96), nn.relu, nn.Dense(64)]), cfg)
+    x = normal((5, 64))
+    zeros = model.init(jax.random.key(0), x)
+    variables = jax.tree.map(lambda one: one + normal(one.shape) / 8, zeros)
+    serving = convert(model, variables, x)
+    wanted = jax.jit(model.apply)(serving, x)
+    assert_equal(jax.jit(lambda x: model.apply(serving, x))(x), wanted)
+    assert_equal(jax.jit(lambda x: model.apply(variables, x))(x), wanted)
+    assert_equal(jax.jit(lambda serving: model.apply(serving, x))(serving), wanted)
 
 
 def test_a_scale_per_tensor_is_one_for_each_mapped_layer():
