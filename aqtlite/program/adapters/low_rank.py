@@ -190,7 +190,7 @@ def beside(
         x = _dropped(x, jax.random.wrap_key_data(key), one.adapter.dropout)
     a, b = (given[name].astype(x.dtype) for name in (A, B))
     added = _product(one, x, a, b, others)
-    wide = jnp.promote_types(out.dtype, jnp.float32)
+    wide = np.promote_types(out.dtype, np.float32)
     total = out.astype(wide) + one.adapter.scale * added.astype(wide)
     if magnitude.has_one(one):
         update = product_of(one)(given[A], given[B])
