@@ -807,6 +807,18 @@ def test_serving_of_linen_models_over_explicit_axes(is_injected):
         assert_equal(jax.jit(model.apply)(serving, x), wanted)
 
 
+@pytest.mark.parametrize("preset", [nearest(), config.weight_only(4)])
+def test_weights_over_explicit_axes_are_not_packed(preset):
+    """Panels are of several rows, so that shards of rows are none of panels."""
+    model = quantize_model(nn.Dense(64, use_bias=False), preset)
+    kernel, x = normal((64, 64)), normal((8, 64), 1)
+    wanted = jax.jit(model.apply)({"params": {"kernel": kernel}}, x)
+    kernel = jax.device_put(kernel, NamedSharding(EXPLICIT, P(None, "m")))
+    x = jax.device_put(x, NamedSharding(EXPLICIT, P("d")))
+    serving = convert(model, {"params": {"kernel": kernel}}, x, packed="cpu")
+    assert_equal(jax.jit(model.apply)(serving, x), wanted)
+
+
 # --- NNX ---------------------------------------------------------------------------
 
 

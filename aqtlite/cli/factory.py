@@ -104,7 +104,7 @@ def call(
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise UserError(
             f"--model {name} has to return (model, sample_args) or (model, "
-            f"sample_args, sample_kwargs), not a {type(made).__name__}"
+            f"sample_args, sample_kwargs), not {type(made).__name__}"
         )
     model, sample_args, *rest = made
     if not isinstance(sample_args, tuple):

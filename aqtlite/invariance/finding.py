@@ -139,11 +139,15 @@ class _Equation:
 
     @functools.cached_property
     def results(self) -> list[np.ndarray] | None:
-        """The results, if they depend on no input, either; else None."""
+        """The results, if they depend on no input, either, and have a form."""
         values = [x for x in self.inputs if x is not None]
         if len(values) < len(self.inputs) or self.is_rounded_already:
             return None
-        return known.results(self.eqn, self.rule, values)
+        try:
+            rule = self.rule
+        except rules.NoForm:  # `find` says so, and where.
+            return None
+        return known.results(self.eqn, rule, values)
 
     @property
     def is_rounded_already(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aqtlite import config
 from aqtlite.contraction.einsum import einsum
@@ -99,7 +100,7 @@ def _attend(
     dtype, depth, length = query.dtype, query.shape[-1], key.shape[-3]
     if scale is None:
         query = query / jnp.sqrt(depth).astype(dtype)
-    of_scores = dtype if scale is None else jnp.promote_types(dtype, jnp.float32)
+    of_scores = dtype if scale is None else np.promote_types(dtype, np.float32)
     scores = _scores(query, key, cfg, of_scores)
     if scale is not None:
         scores = scores * jnp.asarray(scale, scores.dtype)
@@ -155,7 +156,7 @@ def _weighted(
         value,
         cfg=config.for_values(configs.of_sums(cfg)),
         preferred_element_type=(
-            dtype if how is None else jnp.promote_types(dtype, jnp.float32)
+            dtype if how is None else np.promote_types(dtype, np.float32)
         ),
     )
     out = out.reshape(*batch, count, heads, parts, group, size)

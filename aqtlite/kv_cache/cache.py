@@ -244,9 +244,9 @@ def _place(cache: KVCache, positions: int) -> Callable[..., jax.Array]:
         return at_one_start
     if cache.window is None:
         first = jnp.minimum(index, length - positions)
-        where = first[..., None] + jnp.arange(positions)
+        where = slots.following(first, positions)
     else:
-        where = (index[..., None] + jnp.arange(positions)) % length
+        where = slots.following(index, positions) % length
     return functools.partial(_at_slots, where)
 
 

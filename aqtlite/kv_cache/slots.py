@@ -19,7 +19,8 @@ def positions_in(index: jax.Array, length: int, window: int | None) -> jax.Array
     Returns:
         ``(*index.shape, length)``.
     """
-    slots, index = jnp.arange(length, dtype=jnp.int32), index[..., None]
+    slots = _along_last(jnp.arange(length, dtype=jnp.int32), index.ndim + 1)
+    index = index[..., None]
     if window is None:
         return jnp.where(slots < index, slots, -1)
     last = index - 1
@@ -35,11 +36,21 @@ def seen(index: jax.Array, count: int, length: int, window: int | None) -> jax.A
         length: number of slots.
         window: as in `positions_in`.
     """
-    queries = (index[..., None] - count + jnp.arange(count))[..., None]
+    queries = following(index - count, count)[..., None]
     if window is None:
-        return jnp.arange(length) <= queries
+        return _along_last(jnp.arange(length), queries.ndim) <= queries
     held = positions_in(index, length, window)[..., None, :]
     return (held >= 0) & (held <= queries) & (held > queries - window)
+
+
+def following(index: jax.Array, count: int) -> jax.Array:
+    """The positions from `index` on: ``(*index.shape, count)``."""
+    return index[..., None] + _along_last(jnp.arange(count), index.ndim + 1)
+
+
+def _along_last(x: jax.Array, ndim: int) -> jax.Array:
+    """Gives a vector axes of size 1, for users who forbid JAX to promote ranks."""
+    return jnp.expand_dims(x, range(ndim - 1))
 
 
 def written(x: jax.Array, new: jax.Array, axis: int, slots: jax.Array) -> jax.Array:

@@ -281,7 +281,7 @@ class _Sums(TargetDependent):
         contraction = jax.tree.unflatten(self.structure, leaves)
         if target.platform == "cpu" and jnp.issubdtype(lhs.dtype, jnp.floating):
             # XLA:CPU has few kernels that sum 16-bit floats in float32.
-            wide = jnp.promote_types(lhs.dtype, jnp.float32)
+            wide = np.promote_types(lhs.dtype, np.float32)
             lhs, rhs = lhs.astype(wide), rhs.astype(wide)
         return contraction.on_target(target, lhs, rhs, self.precision)
 

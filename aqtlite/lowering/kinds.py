@@ -236,7 +236,9 @@ class Floats(Kind):
     """Float dtype to which sums are rounded; None for the dtype of the sums."""
 
     def __call__(self, contraction, lhs, rhs):
-        dtype = jnp.promote_types(lhs.values.dtype, rhs.values.dtype)
+        # A gradient may be wider than its operand, for users who forbid JAX to promote.
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.promote_types(lhs.values.dtype, rhs.values.dtype)
         left, right = lhs.values.astype(dtype), rhs.values.astype(dtype)
         return contraction.sums_in(self.accumulator, left, right, self.precision)
 

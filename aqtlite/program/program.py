@@ -353,7 +353,9 @@ def arrays(values: Sequence[Any]) -> list[Any]:
 
 def _unknown(x: Placeholder) -> jax.Array:
     value = np.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0
-    return jnp.full(x.shape, value, x.dtype, device=x.struct.sharding)
+    # These NaN are meant: jax_debug_nans would stop where they are made.
+    with jax.debug_nans(False):
+        return jnp.full(x.shape, value, x.dtype, device=x.struct.sharding)
 
 
 def _with_states(

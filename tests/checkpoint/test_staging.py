@@ -99,6 +99,12 @@ def test_a_lock_that_was_removed(tmp_path):
     assert not folder.exists()
 
 
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(checkpoint.CheckpointError, match="folder cannot be made"):
+        staging.Staging(tmp_path / "link" / "folder")
+
+
 def staged(folder):
     """A folder that one weight is staged in."""
     opened = staging.Staging(folder)

@@ -266,3 +266,15 @@ def test_rows_of_zeros_leave_gradients(preset):
     dx, dw = vjp(g)
     assert relative_error(dw, x.T @ g) < 0.02
     assert relative_error(dx, g @ w.T) < {8: 0.02, 4: 0.15}[preset.fwd.rhs.grid.bits]
+
+
+def test_a_result_may_be_wider_where_users_forbid_promotion():
+    dot_general = aqtlite.make_dot_general(config.weight_only(4))
+    x, w = X.astype(jnp.bfloat16), W.astype(jnp.bfloat16)
+
+    def total(x, w):
+        return dot_general(x, w, MATMUL, preferred_element_type=jnp.float32).sum()
+
+    wanted = jax.grad(total, argnums=(0, 1))(x, w)
+    with jax.numpy_dtype_promotion("strict"):
+        assert_same(jax.grad(total, argnums=(0, 1))(x, w), wanted)

@@ -230,3 +230,13 @@ class TestBadInput:
     def test_errors(self, change, error, match):
         with pytest.raises(error, match=match):
             change(self.CACHE)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_step_traces_where_users_forbid_promotion(window):
+    cache = kv_cache.empty((3, LENGTH, HEADS, DEPTH), jnp.bfloat16, CFG, window=window)
+    cache = kv_cache.truncate(cache, [0, 0, 0])
+    new = jax.ShapeDtypeStruct((3, 2, HEADS, DEPTH), jnp.bfloat16)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        _, out = jax.eval_shape(step, cache, new, new, new)
+    assert out.dtype == jnp.bfloat16

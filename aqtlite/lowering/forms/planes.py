@@ -80,9 +80,9 @@ def pack(values: jax.Array, bits: int) -> jax.Array:
     *batch, channels, length = values.shape
     planes, lowest = [], 0
     for width in _PLANES[bits]:
-        places = _places(width)
+        places = _places(width, len(batch))
         taken = (values >> np.uint8(lowest)) & np.uint8(2**width - 1)
-        taken = taken.reshape(*batch, len(places), channels // len(places), length)
+        taken = taken.reshape(*batch, places.size, channels // places.size, length)
         planes.append(jax.lax.reduce_or(taken << places, (len(batch),)))
         lowest += width
     return jnp.concatenate(planes, -2)
@@ -100,8 +100,8 @@ def unpack(packed: jax.Array, bits: int, depth: int) -> jax.Array:
     *batch, _, length = packed.shape
     values, start, lowest = jnp.uint8(0), 0, 0
     for width in _PLANES[bits]:
-        places = _places(width)
-        stop = start + size * slabs // len(places)
+        places = _places(width, len(batch))
+        stop = start + size * slabs // places.size
         plane = jax.lax.slice_in_dim(packed, start, stop, axis=-2)
         taken = (jnp.expand_dims(plane, -3) >> places) & np.uint8(2**width - 1)
         taken = taken.reshape(*batch, slabs * size, length)
@@ -114,10 +114,13 @@ def unpack(packed: jax.Array, bits: int, depth: int) -> jax.Array:
     return jax.lax.bitcast_convert_type(whole, jnp.int8)
 
 
-def _places(width: int) -> np.ndarray:
-    """The lowest bit of each piece of a byte, before the axes of rows and positions.
+def _places(width: int, batch: int) -> np.ndarray:
+    """The lowest bit of each piece of a byte, along the axis after `batch` axes.
+
+    The axes of rows and positions follow.
 
     XLA:CPU shifts by them in one loop, which it vectorizes; it does not where slabs are
     cut out and joined.
     """
-    return np.arange(0, 8, width, dtype=np.uint8)[:, None, None]
+    places = np.arange(0, 8, width, dtype=np.uint8)
+    return places.reshape((1,) * batch + (-1, 1, 1))

@@ -127,7 +127,7 @@ def init(one: "PlannedContraction") -> dict[str, jax.Array]:
     a_shape, b_shape = shapes(one)
     _, _, weight = one.types()
     # What one output is a sum of: all of the weight but other outputs, and the batch.
-    fan_in = math.prod(weight.shape) // math.prod(b_shape) * one.adapter.rank
+    fan_in = math.prod(weight.shape) * one.adapter.rank // math.prod(b_shape)
     key = _folded(jax.random.key(one.adapter.seed), one)
     bound, steps = 1 / math.sqrt(fan_in), _steps(one)
     return {
@@ -155,6 +155,17 @@ def with_key(one: "PlannedContraction", states: States, key: Any) -> States:
     return states._replace(adapter={**states.adapter, _KEY: data})
 
 
+def parameters(one: "PlannedContraction", states: States) -> Mapping[str, Any]:
+    """Returns the parameters of a contraction's adapter; raises if there are none."""
+    if not states.adapter:
+        raise ValueError(
+            f"the adapter of {one.path!r} has no parameters: make them with "
+            "init_adapters(variables, *args) of a Linen model, aqtlite.flax.nnx."
+            "init_state(model, *args), or init_state(*args) of a function"
+        )
+    return states.adapter
+
+
 def beside(
     one: "PlannedContraction",
     contract: Callable[[Sequence[Any]], list[jax.Array]],
@@ -174,23 +185,17 @@ def beside(
         TypeError: if the weight is differentiated.
     """
     assert one.adapter is not None
-    if not states.adapter:
-        raise ValueError(
-            f"the adapter of {one.path!r} has no parameters: make them with "
-            "init_adapters(variables, *args) of a Linen model, aqtlite.flax.nnx."
-            "init_state(model, *args), or init_state(*args) of a function"
-        )
+    given = dict(parameters(one, states))
     x, weight, *others = operands
     if not isinstance(weight, QTensor):
         weight = _frozen(one, weight)
     (out,) = contract([x, weight, *others])
-    given = dict(states.adapter)
     key = given.pop(_KEY, None)
     if key is not None:
         x = _dropped(x, jax.random.wrap_key_data(key), one.adapter.dropout)
     a, b = (given[name].astype(x.dtype) for name in (A, B))
     added = _product(one, x, a, b, others)
-    wide = jnp.promote_types(out.dtype, jnp.float32)
+    wide = np.promote_types(out.dtype, np.float32)
     total = out.astype(wide) + one.adapter.scale * added.astype(wide)
     if magnitude.has_one(one):
         update = product_of(one)(given[A], given[B])

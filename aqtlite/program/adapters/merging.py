@@ -217,7 +217,7 @@ def axes_of_weights(
 def _merged(program: Program, weight: Weight, base: jax.Array) -> jax.Array:
     """Returns a weight with its adapter, float32."""
     one = weight.one
-    adapter = program.states_of(one).adapter
+    adapter = low_rank.parameters(one, program.states_of(one))
     if sum(one.site.per_step) != sum(weight.steps):
         raise ValueError(
             f"the adapters of {one.path!r} cannot be merged: the steps of a scan have "

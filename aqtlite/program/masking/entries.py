@@ -59,8 +59,15 @@ class Entries:
         """Raises or warns if a batch did not enter statistics that it should have.
 
         Raises:
+            TypeError: in the trace of a JAX transformation.
             ValueError: if there are masks, and no batch entered some statistics.
         """
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self._gained)):
+            raise TypeError(
+                "calibrate reads which batches entered the statistics, and cannot be "
+                "traced by jax.jit or another transformation: call it outside; it "
+                "compiles the model itself"
+            )
         gained = jax.device_get(self._gained)
         names = dict.fromkeys(name for one in gained for name in one)
         nothing, some = [], []

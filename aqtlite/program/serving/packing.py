@@ -12,6 +12,7 @@ from aqtlite.program.serving.frozen_record import FrozenEntry, FrozenRecord
 from aqtlite.program.serving.planning import Plan
 from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes.sharding import explicit_spec
 
 PLATFORMS = ("cpu",)
 """Platforms that have a packed form."""
@@ -56,6 +57,7 @@ def pack(record: FrozenRecord, q: QTensor) -> QTensor:
     is_last = contracted > 0 and order[-contracted:] == operand.contracting
     if (
         not _are_integers(record, q)
+        or explicit_spec(q.qvalue) is not None  # Panels would be split unevenly.
         or q.shape[leading:] != operand.shape
         or not is_last
     ):

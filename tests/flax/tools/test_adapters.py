@@ -161,6 +161,10 @@ def test_errors(base):
         adapters_of(base)
     with pytest.raises(ValueError, match="has no parameters: make them with"):
         MODEL.apply(base, X)
+    with pytest.raises(ValueError, match="has no parameters: make them with"):
+        merge_adapters(MODEL, base, X)
+    with pytest.raises(TypeError, match="adapters must be a mapping"):
+        with_adapters(base, None)
     plain = quantize_model(Net(), NF4)
     with pytest.raises(ValueError, match="no rule has an adapter"):
         plain.init_adapters(VARIABLES, X)

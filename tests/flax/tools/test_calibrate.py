@@ -276,6 +276,8 @@ def test_errors():
     variables = init(model, X)
     with pytest.raises(ValueError, match="was given no batch"):
         calibrate(model, variables, [])
+    with pytest.raises(TypeError, match="calibrate .* call it outside"):
+        jax.eval_shape(lambda v: calibrate(model, v, BATCHES), variables)
     plain = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
     with pytest.raises(ValueError, match="no calibration of the model gathers"):
         calibrate(plain, init(plain, X), BATCHES)

@@ -283,6 +283,15 @@ def test_an_adapter_is_of_floats():
     assert not state and fn_q.plan(empty, X[:, :0]).replaced() == ()
 
 
+@pytest.mark.parametrize("rank", [3, 20])
+def test_its_first_products_have_the_spread_of_a_layer_of_any_rank(rank):
+    """Also of one that does not divide the inputs of the weight, or exceeds them."""
+    fn_q = adapted(matmul, lora=config.Lora(rank=rank, alpha=1))
+    leaves = jax.tree.leaves(fn_q.init_state(W, X))
+    (a,) = (leaf for leaf in leaves if leaf.shape == (8, rank))
+    assert 0.9 < abs(a).max() * np.sqrt(8) <= 1
+
+
 def test_an_adapter_needs_parameters():
     fn_q = adapted(matmul)
     with pytest.raises(TypeError, match="has a state"):

@@ -9,7 +9,13 @@ import optax
 import pytest
 from flax import linen as nn
 
-from aqtlite.flax import AqtDotGeneral, FrozenKernel, QuantMode, convert
+from aqtlite.flax import (
+    AqtDotGeneral,
+    FrozenKernel,
+    QuantMode,
+    convert,
+    quantize_model,
+)
 from aqtlite.flax.linen.bare import fingerprints
 from aqtlite.program.serving.placeholder import sliced_axes
 from tests.flax import models
@@ -124,6 +130,13 @@ def test_serving_with_debug_nans():
     with jax.debug_nans(True):
         assert jax.jit(model.apply)(serving, X).shape == X.shape
         assert model.apply(serving, X).shape == X.shape
+
+
+def test_serving_by_rules_with_debug_nans():
+    model = quantize_model(nn.Dense(24), INT8)
+    serving = convert(model, init(model, X), X)
+    with jax.debug_nans(True):
+        assert model.apply(serving, X).shape == (*X.shape[:-1], 24)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from aqtlite import errors
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.flax.linen.quantized_call import merged
@@ -55,7 +56,15 @@ def with_adapters(
     Args:
         variables: variables of the model, float or converted.
         adapters: as `adapters_of` or `QuantizedModel.init_adapters` return them.
+
+    Raises:
+        TypeError: if these are no mapping.
     """
+    if not isinstance(adapters, Mapping):
+        raise TypeError(
+            "adapters must be a mapping, as adapters_of or model.init_adapters return "
+            f"them, got {errors.brief(adapters)}"
+        )
     variables = given_variables.unfrozen(variables)
     params = merged(variables.get(PARAMETERS, {}), adapters)
     return {**variables, PARAMETERS: params}
