@@ -61,7 +61,7 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
     LLVM contracts a product and a sum (with a bias, a skip connection, the terms of a
     LayerNorm) to a fused multiply-add wherever they meet in one loop, and sees through
     an algebraic barrier. It does not know the sign of the product, and keeps a bitwise
-    or with it, unless both factors are constants.
+    or with it. (Constants are multiplied, and so rounded, by XLA itself.)
 
     Args:
         x: float32.
@@ -160,8 +160,6 @@ def _quotient(unit: float, scale: jax.Array) -> jax.Array:
 
 def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.Array:
     """Computes ``a * b + c * d + ...`` from the left, with each product rounded.
-
-    Unlike `rounded_product`, this takes two constants.
 
     Args:
         factors: pairs that broadcast to one shape. Meant for small arrays, as
