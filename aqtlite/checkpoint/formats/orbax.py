@@ -100,7 +100,8 @@ class OrbaxReader(base.Reader):
                 raise CheckpointError(f"{folder} cannot be read: {error}") from error
             if metadata.item_metadata is None:
                 raise CheckpointError(
-                    f"{folder} cannot be read: its metadata (_METADATA) is damaged"
+                    f"{folder} cannot be read: its metadata (_METADATA, or that of an "
+                    "array) is missing or damaged"
                 )
             tree = metadata.item_metadata.tree
             for path, leaf in jax.tree.leaves_with_path(tree):
