@@ -79,6 +79,7 @@ def _added(out, lhs, rhs):
 
 
 def _product_of_sums(lhs, rhs):
+    """An array of the shape and sharding of the result."""
     return lhs.sum(1)[:, :, None] * rhs.sum(1)[:, None, :]
 
 
