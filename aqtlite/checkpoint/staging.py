@@ -143,17 +143,16 @@ def _check(folder: pathlib.Path) -> None:
 def _locked(folder: pathlib.Path) -> IO[bytes]:
     """Locks the folder by a file in it; creates both if they do not exist."""
     path = folder / "lock"
-    failure = None
-    for _ in range(_ATTEMPTS):
+    for left in reversed(range(_ATTEMPTS)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except (FileNotFoundError, FileExistsError) as error:
             if folder.exists() and not folder.is_dir():
                 raise
-            failure = error
+            if not left:  # A link to nowhere is on the way, say.
+                raise CheckpointError(f"{folder} cannot be made: {error}") from error
             continue  # Another conversion has just finished and removed the folder.
-        failure = None
         lock = os.fdopen(descriptor, "r+b")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,8 +163,6 @@ def _locked(folder: pathlib.Path) -> IO[bytes]:
             if os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
                 return lock
         lock.close()  # The file was removed before it was locked: it locks nothing.
-    if failure is not None:  # A link to nowhere is on the way, say.
-        raise CheckpointError(f"{folder} cannot be made: {failure}")
     raise CheckpointError(
         f"another conversion is writing to {folder}; wait for it, or stop it"
     )

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from aqtlite.invariance.rounding import mul
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.shapes.dimension_numbers import DimensionNumbers
-from aqtlite.shapes.sharding import replicated_along, with_sharding_of
+from aqtlite.shapes.sharding import replicated_along, zeros_like
 
 UNROLLED = 16
 """Products that are added in one pass over the result."""
@@ -39,8 +39,7 @@ class Dot(TargetDependent):
         (lc, rc), (lb, rb) = self.dimension_numbers
         lhs, batch, rows = matrices(replicated_along(lhs, lc), lb, lc)
         rhs, _, columns = matrices(replicated_along(rhs, rc), rb, rc)
-        like = jax.eval_shape(_product_of_sums, lhs, rhs)
-        out = with_sharding_of(like, jnp.zeros(like.shape, jnp.float32))
+        out = zeros_like(jax.eval_shape(_product_of_sums, lhs, rhs))
         out = added(out, lhs, rhs).reshape(*batch, *rows, *columns)
         if self.out_sharding is None:
             return out

@@ -60,12 +60,13 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
 
     LLVM contracts a product and a sum (with a bias, a skip connection, the terms of a
     LayerNorm) to a fused multiply-add wherever they meet in one loop, and sees through
-    an algebraic barrier. It does not know the sign of the product, and keeps a bitwise
-    or with it. (Constants are multiplied, and so rounded, by XLA itself.)
+    an algebraic barrier. It keeps a bitwise or with the sign of the product, which it
+    does not know.
 
     Args:
         x: float32.
-        scale: float32 that broadcasts to `x`.
+        scale: float32 that broadcasts to `x`. The sign of one factor at most is known:
+            that of a constant, or of a magnitude found in the same loop.
     """
     # Broadcast once, so that XLA's partitioner moves it between devices only once.
     scale = spread(scale, x.shape)
@@ -160,6 +161,9 @@ def _quotient(unit: float, scale: jax.Array) -> jax.Array:
 
 def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.Array:
     """Computes ``a * b + c * d + ...`` from the left, with each product rounded.
+
+    Unlike `rounded_product`, this takes factors whose signs are all known, such as
+    magnitudes and constants.
 
     Args:
         factors: pairs that broadcast to one shape. Meant for small arrays, as

@@ -32,11 +32,7 @@ from aqtlite.quantization.preparation import sparsity
 from aqtlite.quantization.states.second_moment import SecondMoment
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
-from aqtlite.shapes.sharding import (
-    explicit_sharding,
-    replicated,
-    with_sharding_of,
-)
+from aqtlite.shapes.sharding import explicit_sharding, replicated, zeros_like
 
 SIZES = 256, 32, 8
 """Numbers of inputs whose errors are passed on by one product of matrices: to all that
@@ -386,9 +382,7 @@ def _round_rows(
         return lax.dynamic_update_slice_in_dim(errors, own, start, axis=0), stored
 
     blocks = (jnp.arange(0, count, size), *jax.tree.map(in_blocks, (passed_on, rows)))
-    # JAX 0.12 drops an explicit sharding here where no mesh is current.
-    start = with_sharding_of(rows.target, jnp.zeros_like(rows.target))
-    errors, stored = lax.scan(of_block, start, blocks)
+    errors, stored = lax.scan(of_block, zeros_like(rows.target), blocks)
     return errors, stored.reshape(count, -1)
 
 

@@ -119,10 +119,18 @@ def replicated_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec(*kept)))
 
 
-def with_sharding_of(like: jax.Array, x: jax.Array) -> jax.Array:
+def with_sharding_of(like: jax.Array | jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
     """Shards an array like another one of its shape, on a mesh with explicit axes."""
     sharding = explicit_sharding(like)
     return x if sharding is None else jax.sharding.reshard(x, sharding)
+
+
+def zeros_like(x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns zeros of the shape, dtype and explicit sharding of an array.
+
+    In JAX 0.12, those of `jax.numpy` lose the sharding where no mesh is current.
+    """
+    return with_sharding_of(x, jnp.zeros_like(x))
 
 
 def whole_where_uneven(x: jax.Array, shape: Sequence[int]) -> jax.Array:
