@@ -162,6 +162,11 @@ class OfEnds(TargetDependent):
         return jnp.ones(tuple(shape), jnp.float32)
 
 
+def is_barrier(function: TargetDependent | None) -> bool:
+    """Returns True if a function keeps a factor apart from what it multiplies."""
+    return isinstance(function, _Computed)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Computed(OnCpu):
     """A factor that XLA:CPU computes before the contraction.

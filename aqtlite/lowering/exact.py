@@ -13,7 +13,7 @@ each shape, which would dominate tracing time.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +134,11 @@ def scale_barrier(scale: jax.Array, unit: float) -> jax.Array:
         unit: as for `reciprocal`.
     """
     return _ScaleBarrier(unit)(scale)
+
+
+def is_scale_barrier(function: Any) -> bool:
+    """Returns True if a `TargetDependent` function is a `scale_barrier`."""
+    return isinstance(function, _ScaleBarrier)
 
 
 def reciprocal(scale: jax.Array, unit: float) -> jax.Array:

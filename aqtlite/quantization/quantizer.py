@@ -267,6 +267,17 @@ def _negligible_where_zero(found: calibration.Range, scale: jax.Array) -> jax.Ar
     return jnp.where(largest == 0, np.float32(_NEGLIGIBLE_SCALE), scale)
 
 
+def scale_of_zeros(tensor: config.Tensor, path: str) -> float:
+    """The scale of a channel of zeros, on a grid with zero.
+
+    Args:
+        tensor: config of the array.
+        path: path of `tensor` in its config.
+    """
+    is_factor = _multiplies_an_operand(tensor, path)
+    return _NEGLIGIBLE_SCALE if is_factor else tensor.grid.unit
+
+
 calibrate = jax.jit(_calibrate, static_argnames=("tensor_config", "axes", "path"))
 
 

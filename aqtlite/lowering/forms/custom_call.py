@@ -272,8 +272,9 @@ class Function(abc.ABC):
         array = self.load(frame, _ARGUMENTS, self.pointer)
         return self.load(array, 8 * index, self.pointer)
 
-    def result(self, frame: Any) -> Any:
-        return self.load(self.load(frame, _RESULTS, self.pointer), 0, self.pointer)
+    def result(self, frame: Any, index: int = 0) -> Any:
+        array = self.load(frame, _RESULTS, self.pointer)
+        return self.load(array, 8 * index, self.pointer)
 
     def attribute_count(self, frame: Any) -> Any:
         """The number of attributes of a call."""

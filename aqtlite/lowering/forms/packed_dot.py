@@ -25,6 +25,7 @@ from aqtlite.lowering.forms import (
     plain,
     processor,
 )
+from aqtlite.lowering.forms.panel_rows import Grid
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import shape_of
@@ -100,19 +101,19 @@ def of_dot(
     bits, columns = 4 if is_int4 else 8, size // max(products, 1)
     in_panels = None
     if rows and panel_products.reads_here(columns, products, bits):
-        in_panels = _Panels(argument, contracting[of_weight], shapes[of_weight], bits)
+        in_panels = Panels(argument, contracting[of_weight], shapes[of_weight], bits)
     if is_int4 and in_panels is not None:
         return in_panels
     if is_int4 and pairs.pays_packed(rows, size):
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
         return None
-    if not processor.has_unsigned_dots():
-        return in_panels if reads_panels(rows, dtypes[argument]) else None
-    if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
-        return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
     if in_panels is not None and reads_panels(rows, dtypes[argument]):
         return in_panels
+    if not processor.has_unsigned_dots():
+        return None
+    if rows == 1 and size <= _FEW_WEIGHTS and products <= _EXACT_PRODUCTS:
+        return _FloatWeights(argument, contracting[of_weight], shapes[of_weight])
     if rows == 0 or size < _worthwhile(rows):
         return None
     form: type[_WithWeights]
@@ -172,8 +173,16 @@ class _WithWeights(Packing):
 
     def run(self, packed, args):
         x = args[1 - self.argument]
+        return self.arranged(self.sums(packed, self.rows(x)), x)
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        """The other operand as a matrix."""
         rows = x.shape[: x.ndim - len(self.contracting)]
-        sums = self.sums(packed, x.reshape(math.prod(rows), -1))
+        return x.reshape(math.prod(rows), -1)
+
+    def arranged(self, sums: jax.Array, x: jax.Array) -> jax.Array:
+        """Sums of `rows` in the shape of the result, int32."""
+        rows = x.shape[: x.ndim - len(self.contracting)]
         columns = tuple(self.shape[axis] for axis in self._remaining)
         if self.argument == 0:
             out = sums.T.reshape(columns + rows)
@@ -255,7 +264,7 @@ class _Pairs(_WithWeights):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Panels(_WithWeights):
+class Panels(_WithWeights):
     """int4 or int8 weights as their kernel reads them."""
 
     bits: int
@@ -265,5 +274,31 @@ class _Panels(_WithWeights):
 
     def sums(self, packed, x):
         (weights,) = packed
-        columns = math.prod(self.shape[axis] for axis in self._remaining)
-        return panel_products.of_matrices(x, weights, columns, self.bits)
+        return panel_products.of_matrices(x, weights, self._columns, self.bits)
+
+    def run_rounding(
+        self, packed: Packed, x: jax.Array, grid: Grid, *scale: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Computes what the function computes of `x`, rounded to a grid.
+
+        Args:
+            packed: the packed weights.
+            x: the other operand before it is rounded, float32.
+            grid: grid of each row.
+            *scale: scale of all rows, if it is given.
+
+        Returns:
+            The result, and what `panel_products.of_rounded_rows` returns of each row,
+            keepdims.
+        """
+        (weights,) = packed
+        sums, of_rows = panel_products.of_rounded_rows(
+            self.rows(x), weights, self._columns, self.bits, grid, *scale
+        )
+        kept = x.shape[: x.ndim - len(self.contracting)]
+        shape = kept + (1,) * len(self.contracting)
+        return self.arranged(sums, x), of_rows.reshape(shape)
+
+    @property
+    def _columns(self) -> int:
+        return math.prod(self.shape[axis] for axis in self._remaining)

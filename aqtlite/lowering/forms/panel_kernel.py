@@ -12,7 +12,7 @@ from typing import Any
 
 from aqtlite.lowering.forms import custom_call, panels
 from aqtlite.lowering.forms.integer_products import Instructions
-from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Rows, Sizes
+from aqtlite.lowering.forms.panel_rows import BLOCK, Grid, Memory, Rows, Sizes
 from aqtlite.lowering.forms.panel_sums import Arrays, RowsOfPanel
 from aqtlite.lowering.forms.panels import PANEL, WORD
 
@@ -66,18 +66,26 @@ class Kernel:
 
     instructions: Instructions
 
+    grid: Grid | None = None
+    """Grid to which rows of floats are rounded; None for rows that are not."""
+
 
 @functools.cache
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
     Its arguments are the weights; the other operand, ``(rows, products)`` (see
-    `Layout.COLUMNS`), int8, or float32 where there are several digits; and where sums
-    are scaled, factors of the rows, float32 ``(rows, tiles)``, if they are of int8, and
-    the scales of the weights, float32 ``(columns, tiles)``, or in `panels`.
+    `Layout.COLUMNS`), int8, or float32 where there are several digits or a grid; and
+    where sums are scaled, factors of the rows, float32 ``(rows, tiles)``, if they are
+    of int8, and the scales of the weights, float32 ``(columns, tiles)``, or in
+    `panels`. With a grid, `Memory.units` are a second result, float32 ``(rows, 1)``,
+    and one scale of all rows is a further argument.
     """
-    parts = map(int, dataclasses.astuple(kernel))
-    name = "_".join(["aqtlite_panels", *map(str, parts)])
+    *parts, grid = vars(kernel).values()
+    name = "_".join(["aqtlite_panels", *map(str, map(int, parts))])
+    if grid is not None:
+        own = () if grid.own_scales is None else vars(grid.own_scales).values()
+        name = "_".join([name, *map(str, (grid.largest, *own))])
     custom_call.register(name, PanelFunction(kernel))
     return name
 
@@ -101,9 +109,15 @@ class PanelFunction(custom_call.Function):
         of_values, of_offsets, _ = rows.bytes_of(sizes)
         offsets = self.offset(memory, of_values)
         units = self.offset(offsets, of_offsets)
+        scale = None
+        if kernel.grid is not None:
+            units = self.data(self.result(frame, 1))
+            if kernel.grid.own_scales is None:
+                given = self.data(self.argument(frame, 2))
+                scale = self.load(given, 0, self.ir.FloatType(), 4)
         laid_out = Memory(memory, offsets, units)
         products = self.times(sizes.tiles, sizes.blocks, BLOCK)
-        is_float = kernel.digits > 1
+        is_float = rows.are_floats
         size = self.times(products, 4 if is_float else 1)
         with self.loop(0, sizes.rows, self._together(sizes)) as first:
             there = rows.memory_from(laid_out, first, sizes)
@@ -111,7 +125,7 @@ class PanelFunction(custom_call.Function):
                 self._lay_out_either(frame, first, size, there, sizes)
             else:
                 start = self.offset(x, self.times(first, size))
-                rows.lay_out(start, there, self._from_row(first, sizes))
+                rows.lay_out(start, there, self._from_row(first, sizes), scale)
         scales, factors = self.null, units
         if kernel.is_scaled:
             scales = self.data(self.argument(frame, 2 if is_float else 3))
@@ -144,9 +158,8 @@ class PanelFunction(custom_call.Function):
                 rows.lay_out(place, memory, together)
 
     def _rows(self) -> Rows:
-        return Rows(
-            self, self.kernel.bits, self.kernel.digits, self.kernel.instructions
-        )
+        of = self.kernel
+        return Rows(self, of.bits, of.digits, of.instructions, of.grid)
 
     def _sizes(self, frame: Any) -> Sizes:
         if self.kernel.layout is Layout.COLUMNS:

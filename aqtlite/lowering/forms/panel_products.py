@@ -8,6 +8,7 @@ kernel, `pairs` and loops over tiles compute them.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from aqtlite.lowering.forms import (
 )
 from aqtlite.lowering.forms.integer_products import Instructions
 from aqtlite.lowering.forms.panel_kernel import Kernel, Layout
-from aqtlite.lowering.forms.panel_rows import BLOCK, TRANSPOSED
+from aqtlite.lowering.forms.panel_rows import BLOCK, TRANSPOSED, Grid
 from aqtlite.lowering.forms.panels import PANEL, Panels
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
@@ -170,6 +171,42 @@ def of_matrices(x: jax.Array, weights: jax.Array, columns: int, bits: int) -> ja
         bits: bits of a weight.
     """
     return _call(weights, x.astype(jnp.int8), columns=columns, bits=bits)
+
+
+def of_rounded_rows(
+    x: jax.Array, weights: jax.Array, columns: int, bits: int, grid: Grid, *scale: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Rounds rows of floats, and contracts them with rows of weights.
+
+    Args:
+        x: float32, ``(rows, products)``.
+        weights: `panels.of_weights`.
+        columns: number of rows of weights.
+        bits: bits of a weight.
+        grid: grid of the rows.
+        *scale: scale of all rows, float32 of one element, if it is given.
+
+    Returns:
+        The sums, int32, and for each row, float32 ``(rows, 1)``, its own scale, or if a
+        scale is given, 1, or NaN where the first or the last element is not finite.
+    """
+    kernel = Kernel(
+        bits,
+        digits=1,
+        is_scaled=False,
+        is_single=False,
+        carries=False,
+        layout=Layout.PANELS,
+        has_packed_scales=False,
+        instructions=_instructions(x.shape[0], bits, 1),
+        grid=grid,
+    )
+    sums = jax.ShapeDtypeStruct((x.shape[0], columns), jnp.int32)
+    of_rows = jax.ShapeDtypeStruct((x.shape[0], 1), jnp.float32)
+    name = panel_kernel.registered(kernel)
+    call = jax.ffi.ffi_call(name, (sums, of_rows), vmap_method="sequential")
+    found, found_of_rows = call(weights, x, *scale)
+    return found, found_of_rows
 
 
 def sums_of_floats(

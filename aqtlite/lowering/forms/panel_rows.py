@@ -1,11 +1,14 @@
 """The operand beside the weights, laid out for their kernel: rows of int8 or floats.
 
-Floats become the digits of `digits.of_floats`, by the same arithmetic, with a unit for
-each tile of a row. XLA would take several kernels for it, and one byte at a time.
+Floats become the digits of `digits.of_floats`, with a unit for each tile of a row, or
+integers of a `Grid`, with a scale for each row, by the same arithmetic. XLA would take
+several kernels for it, and one byte at a time.
 """
 
 import dataclasses
 from typing import Any
+
+import numpy as np
 
 from aqtlite.lowering.digits import BITS
 from aqtlite.lowering.forms import custom_call
@@ -24,11 +27,38 @@ _ORDER_OF_INT16 = [i + j for i in range(0, BLOCK, 4) for j in (0, 2, 1, 3)]
 
 _MAGNITUDE, _INFINITY, _MANTISSA = 0x7FFFFFFF, 0x7F800000, 23
 
-_NAN = 0x7FC00000
+_ONE, _NAN = 0x3F800000, 0x7FC00000
+
+_TINY = np.finfo(np.float32).tiny
 
 # See `exact.nearest_integer`.
 _ANCHOR = 1.5 * 2.0**23
 _ANCHOR_BITS = 0x4B400000
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnScales:
+    """How each row has a scale of its own, as `calibration.scale_from_bound` finds it.
+
+    It is the largest magnitude of the row times `factor`, and 1 where that is
+    subnormal.
+    """
+
+    factor: np.float32
+
+    of_zeros: float
+    """Scale of a row of zeros."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A symmetric grid of integers to which rows of floats are rounded."""
+
+    largest: int
+    """Magnitude at which integers are clipped."""
+
+    own_scales: OwnScales | None
+    """None for one scale of all rows, which is given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +83,9 @@ class Memory:
     lines)``."""
 
     units: Any
-    """Units of the digits of floats, float32, ``(rows, tiles)``."""
+    """Units of the digits of floats, float32, ``(rows, tiles)``. With a grid, scales;
+    or where one is given, 1, or NaN if the first or the last element of a row is not
+    finite."""
 
 
 class Rows:
@@ -65,8 +97,10 @@ class Rows:
         bits: int,
         digits: int,
         instructions: Instructions,
+        grid: Grid | None = None,
     ):
         self.f, self.digits, self.instructions = function, digits, instructions
+        self.grid, self.are_floats = grid, digits > 1 or grid is not None
         self.parts = instructions.parts(bits)
         self.lines = instructions.numbers(digits) * self.parts
         self.line_size = BLOCK * instructions.number_size
@@ -102,19 +136,31 @@ class Rows:
         )
         return Memory(values, offsets, units)
 
-    def lay_out(self, x: Any, memory: Memory, sizes: Sizes) -> None:
-        """Writes values, offsets and, of floats, units."""
-        f, lines, is_float = self.f, self.lines, self.digits > 1
+    def lay_out(self, x: Any, memory: Memory, sizes: Sizes, scale: Any = None) -> None:
+        """Writes values, offsets and, of floats, units.
+
+        Args:
+            x: pointer to the first of the rows.
+            memory: what is written.
+            sizes: values of the call.
+            scale: scale of all rows; None for a grid without.
+        """
+        f, lines = self.f, self.lines
         sums = f.array(self.sums, lines, BLOCK)
         bound = f.array(self.ints, 1, BLOCK)
-        size = BLOCK * (4 if is_float else 1)
+        size = BLOCK * (4 if self.are_floats else 1)
         with f.loop(0, sizes.rows) as row, f.loop(0, sizes.tiles) as tile:
             line = f.sum(f.times(row, sizes.tiles), tile)
             start = f.offset(x, f.times(line, sizes.blocks, size))
-            reciprocal = None
-            if is_float:
+            unit = reciprocal = None
+            if scale is not None:
+                unit = self._of_ends(start, f.times(sizes.blocks, size))
+                reciprocal = self._reciprocal(scale)
+            elif self.are_floats:
                 largest = self._largest(start, bound, sizes.blocks)
-                unit, reciprocal = self._unit(largest)
+                find = self._unit if self.grid is None else self._scale
+                unit, reciprocal = find(largest)
+            if unit is not None:
                 f.store(unit, memory.units, f.times(line, 4), 4)
             self._start(sums, self.raised_lines)
             with f.loop(0, sizes.blocks) as block:
@@ -213,6 +259,35 @@ class Rows:
         unit = at.select(is_finite, unit, f.int(_NAN))
         return unit, f.splat(at.bitcast(reciprocal, f.ir.FloatType()), BLOCK)
 
+    def _scale(self, bits: Any) -> tuple[Any, Any]:
+        """The scale, NaN where an element is not finite, and its reciprocal."""
+        f, at, kind = self.f, self.f.at, self.f.ir.FloatType()
+        assert self.grid is not None and self.grid.own_scales is not None
+        how = self.grid.own_scales
+        one, zero, tiny, factor, of_zeros = (
+            f.ir.Constant(kind, float(value))
+            for value in (1, 0, _TINY, how.factor, how.of_zeros)
+        )
+        is_finite = at.icmp_signed("<", bits, f.int(_INFINITY))
+        largest = at.bitcast(at.select(is_finite, bits, f.int(_NAN)), kind)
+        scale = at.fmul(largest, factor)
+        scale = at.select(at.fcmp_ordered("<", scale, tiny), one, scale)
+        scale = at.select(at.fcmp_ordered("==", largest, zero), of_zeros, scale)
+        return scale, self._reciprocal(scale)
+
+    def _of_ends(self, start: Any, size: Any) -> Any:
+        """1, or NaN where the first or the last of some bytes is not finite."""
+        f, at = self.f, self.f.at
+        ends = (f.load(start, place, f.int) for place in (0, f.sum(size, -4)))
+        magnitudes = (at.and_(end, f.int(_MAGNITUDE)) for end in ends)
+        largest = f.call("llvm.smax.i32", f.int, *magnitudes)
+        is_finite = at.icmp_signed("<", largest, f.int(_INFINITY))
+        return at.select(is_finite, f.int(_ONE), f.int(_NAN))
+
+    def _reciprocal(self, scale: Any) -> Any:
+        one = self.f.ir.Constant(scale.type, 1.0)
+        return self.f.splat(self.f.at.fdiv(one, scale), BLOCK)
+
     def _lines(self, numbers: list[Any]) -> list[Any]:
         """The parts of the numbers of a block, lowest first, as weights are ordered."""
         ordered = [self.f.shuffled(one, self.order) for one in numbers]
@@ -234,6 +309,8 @@ class Rows:
         if reciprocal is None:
             return [f.load(x, 0, self.bytes)]
         scaled = at.fmul(f.load(x, 0, self.floats), reciprocal)
+        if self.grid is not None:
+            scaled = self._clipped(scaled, self.grid.largest)
         anchored = at.fadd(scaled, f.constant(self.floats, _ANCHOR))
         rest = at.sub(
             at.bitcast(anchored, self.ints), f.constant(self.ints, _ANCHOR_BITS)
@@ -245,6 +322,14 @@ class Rows:
             rest = at.ashr(at.sub(rest, low), f.constant(self.ints, BITS))
         kind = self.shorts if self.instructions.takes_int16 else self.bytes
         return [at.trunc(one, kind) for one in (*out, rest)]
+
+    def _clipped(self, x: Any, largest: int) -> Any:
+        """Clips floats; NaN stays NaN, of which XLA takes the lowest byte, too."""
+        at = self.f.at
+        for sign, order in ((-1, "<"), (1, ">")):
+            bound = self.f.constant(self.floats, float(sign * largest))
+            x = at.select(at.fcmp_ordered(order, x, bound), bound, x)
+        return x
 
     def _added(self, total: Any, part: Any) -> Any:
         f, how = self.f, self.instructions.products

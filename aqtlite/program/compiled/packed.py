@@ -13,9 +13,10 @@ from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.replacement import Replacement, Replacements
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import packing_of, target
-from aqtlite.lowering.forms import packed_on_gpu
+from aqtlite.lowering.forms import packed_dot, packed_on_gpu
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.lowering.target import Target
+from aqtlite.program.compiled import rounded_rows
 from aqtlite.program.compiled.merged import Merged
 from aqtlite.shapes.sharding import shape_of, zeros
 
@@ -65,12 +66,23 @@ def pack(
     first = {one.key: one for one in reversed(found)}
     chosen = list(first.values())
     number = {one.key: i for i, one in enumerate(chosen)}
+    number_of = {one.site.location: number[one.key] for one in found}
+    rounding = rounded_rows.find(
+        closed,
+        [
+            (one.site, one.packing)
+            for one in found
+            if isinstance(one.packing, packed_dot.Panels)
+        ],
+    )
     packed = _packed(closed, variables, chosen) if chosen else []
     unread = {one.site.location: set(one.arguments) for one in found}
     of_packed = frozenset().union(*(x.inputs for one in found for x in one.origins))
     read = analysis.read_inputs(closed, range(count), unread)
     rest = {i: x for i, x in enumerate(variables) if i in read or i not in of_packed}
-    small = [i for i in rest if i in scales]
+    # A kernel does not read a part of an array.
+    whole = frozenset().union(*(product.given for product in rounding))
+    small = [i for i in rest if i in scales - whole]
     join = Merged.of([rest[i] for i in small])
     joined = [join.merge([rest.pop(i) for i in small])] if small else []
 
@@ -86,10 +98,13 @@ def pack(
         ]
         replacements = {
             one.site.location: Replacement(
-                one.run, packed[number[one.key]], per_step=one.per_step
+                one.run, packed[number_of[one.site.location]], per_step=one.per_step
             )
             for one in found
         }
+        for product in rounding:
+            weights = packed[number_of[product.site.location]]
+            replacements |= product.replacements(weights)
         return rewriting.evaluate(closed, [*values, *inputs], replacements)[0]
 
     return PackedCall(function, tuple(leaves))

@@ -1,0 +1,254 @@
+"""Products whose kernel rounds rows of floats itself, in calls with packed variables.
+
+XLA:CPU quantizes rows in three loops: their largest magnitudes, the scales, and the
+integers. To start a loop takes as long as a product of small weights.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.extend.core import primitives
+
+from aqtlite import config, numerics
+from aqtlite.contraction import poison
+from aqtlite.jaxpr import equations, sites
+from aqtlite.jaxpr.replacement import Location, Replacement, Replacements
+from aqtlite.jaxpr.sites import Site
+from aqtlite.lowering import exact, target
+from aqtlite.lowering.forms.packed_dot import Panels
+from aqtlite.lowering.forms.panel_rows import Grid, OwnScales
+from aqtlite.lowering.packing import Packed
+from aqtlite.operations import OperandAxes
+from aqtlite.quantization import barriers, quantizer
+from aqtlite.shapes.sharding import shape_of
+
+_JIT = primitives.jit_p.name
+
+# Equations that hand on their input.
+_SAME = primitives.name_p.name, "stop_gradient"
+
+# The kernel rounds rows on one thread, which takes less time than XLA's loops: .07 to
+# .15 ns for an element.
+_ROWS = 512
+
+# Paths of the operands of a forward contraction: scales of zeros differ.
+_PATHS = "fwd.lhs", "fwd.rhs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product of packed weights, and the quantization of its rows."""
+
+    site: Site
+    """The product."""
+
+    packing: Panels
+
+    rounding: Site
+    """The quantization of the rows, which are its first input."""
+
+    grid: Grid
+
+    ends: Site | None
+    """The search for NaN in rows of a given scale, if there is one."""
+
+    barriers: tuple[Site, ...]
+    """Barriers behind what the kernel finds, which it makes superfluous."""
+
+    @property
+    def given(self) -> frozenset[int]:
+        """Indices of the inputs of the call that make a scale for the kernel."""
+        _, *scales = self.rounding.operands
+        return frozenset().union(*(one.inputs for one in scales))
+
+    def replacements(self, packed: Packed) -> Replacements:
+        """Returns the replacements of these equations.
+
+        The kernel is called in place of the quantization, which comes first, and hands
+        on what it found to the others.
+        """
+        sums: list[jax.Array] = []
+        factors: list[jax.Array] = []
+
+        def round_and_sum(values: Sequence[Any], packed: Packed) -> tuple[Any, None]:
+            x, *given = values
+            found, of_rows = self.packing.run_rounding(
+                packed, exact.float32(x), self.grid, *given[:1]
+            )
+            sums.append(found)
+            # XLA drops the integers if nothing else reads them.
+            whole, scale = core.jaxpr_as_fun(_body(self.rounding.eqn))(*values)
+            if self.grid.own_scales is not None:
+                scale = of_rows
+            elif self.ends is not None:
+                factors.append(of_rows)
+            return [whole, scale], None
+
+        def replaced(
+            site: Site, function: Callable[[Sequence[Any]], Any]
+        ) -> tuple[Location, Replacement]:
+            def run(values: Sequence[Any], given: None) -> tuple[list[Any], None]:
+                del given
+                return [function(values)], None
+
+            return site.location, Replacement(run, per_step=self.site.per_step)
+
+        others = [replaced(self.site, lambda values: sums.pop())]
+        if self.ends is not None:
+            others.append(replaced(self.ends, lambda values: factors.pop()))
+        for barrier in self.barriers:
+            others.append(replaced(barrier, lambda values: values[0]))
+        first = Replacement(round_and_sum, packed, per_step=self.site.per_step)
+        return {self.rounding.location: first, **dict(others)}
+
+
+def find(
+    closed: core.ClosedJaxpr, products: Iterable[tuple[Site, Panels]]
+) -> list[Product]:
+    """Returns the products whose rows are the plain quantization of floats.
+
+    Args:
+        closed: a call.
+        products: equations of the call that contract packed weights.
+    """
+    around = sites.find(closed, {}, (_JIT, *_SAME, target.PRIMITIVE)).contractions
+    bodies: dict[Any, list[Site]] = {}
+    for one in around:
+        bodies.setdefault(one.location[:-1], []).append(one)
+    found: dict[Location, list[Product]] = {}
+    for site, packing in products:
+        product = _find(site, packing, bodies[site.location[:-1]])
+        if product is not None:
+            found.setdefault(product.rounding.location, []).append(product)
+    # Rows of several products are rounded once.
+    return [of[0] for of in found.values() if len(of) == 1]
+
+
+def _find(site: Site, packing: Panels, body: Sequence[Site]) -> Product | None:
+    """Returns a product if its rows are the plain quantization of floats.
+
+    Args:
+        site: equation of the product.
+        packing: packing of the weights.
+        body: equations of its jaxpr.
+    """
+    makers = {var: one for one in body for var in one.eqn.outvars}
+
+    def source(var: Any) -> Any:
+        maker = makers.get(var) if isinstance(var, core.Var) else None
+        if maker is None or maker.eqn.primitive.name not in _SAME:
+            return var
+        return source(*maker.eqn.invars)
+
+    integers = source(site.eqn.invars[1 - packing.argument])
+    rounding = makers.get(integers) if isinstance(integers, core.Var) else None
+    grid = None if rounding is None else _grid_of(rounding.eqn, packing)
+    if rounding is None or grid is None:
+        return None
+    rows, *_ = map(source, rounding.eqn.invars)
+    ends = []
+    if grid.own_scales is None:
+        of_rows = poison.OfEnds(_last_axes(rows.aval, packing))
+        ends = [
+            one
+            for one in body
+            if target.function_of(one.eqn) == of_rows
+            and source(one.eqn.invars[0]) is rows
+        ]
+    hidden = [rounding.eqn.outvars[1], *(one.eqn.outvars[0] for one in ends)]
+    barriers = tuple(
+        one
+        for one in body
+        if _is_barrier(target.function_of(one.eqn))
+        and any(source(one.eqn.invars[0]) is var for var in hidden)
+    )
+    end = ends[0] if len(ends) == 1 else None
+    return Product(site, packing, rounding, grid, end, barriers)
+
+
+def _is_barrier(function: target.TargetDependent | None) -> bool:
+    return exact.is_scale_barrier(function) or poison.is_barrier(function)
+
+
+def _last_axes(rows: Any, packing: Panels) -> tuple[int, ...]:
+    """The axes of a row, as many as the weights contract."""
+    ndim = len(rows.shape)
+    return tuple(range(ndim - len(packing.contracting), ndim))
+
+
+def _grid_of(eqn: Any, packing: Panels) -> Grid | None:
+    """Returns the grid of the plain quantization of rows; None for other equations."""
+    if eqn.primitive is not primitives.jit_p:
+        return None
+    body = _body(eqn)
+    grids = [
+        value
+        for inner in body.jaxpr.eqns
+        for value in getattr(target.function_of(inner), "static", ())
+        if type(value) is numerics.IntSymmetric
+    ]
+    if len(grids) != 1 or not grids[0].has_zero:
+        return None
+    (grid,), text, (x, *given) = grids, str(body), map(shape_of, body.in_avals)
+    axes = _last_axes(x, packing)
+    if math.prod(x.shape[: axes[0]]) > _ROWS:
+        return None
+    if text == _with_a_given_scale(grid, x):
+        is_one = math.prod(given[0].shape) == 1
+        return Grid(grid.largest_stored, None) if is_one else None
+    for path in _PATHS:
+        if text == _with_own_scales(grid, x, axes, path):
+            factor = np.float32(grid.unit) / np.float32(grid.bound)
+            of_zeros = quantizer.scale_of_zeros(config.Tensor(numerics=grid), path)
+            return Grid(grid.largest_stored, OwnScales(factor, of_zeros))
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _with_own_scales(
+    grid: numerics.IntSymmetric,
+    rows: jax.ShapeDtypeStruct,
+    axes: tuple[int, ...],
+    path: str,
+) -> str:
+    """The equations of the plain quantization of rows, each with a scale of its own.
+
+    Args:
+        grid: grid of the rows.
+        rows: type of the rows.
+        axes: axes of a row.
+        path: path of a config.
+    """
+    of_x = OperandAxes.of_contracting(len(rows.shape), axes)
+    tensor = config.Tensor(numerics=grid)
+    return _text(lambda x: quantizer.quantize_array(x, tensor, of_x, path), rows)
+
+
+@functools.lru_cache(maxsize=256)
+def _with_a_given_scale(grid: numerics.IntSymmetric, rows: jax.ShapeDtypeStruct) -> str:
+    """The equations of the rounding of rows that have one scale, which is given."""
+    tensor = config.Tensor(numerics=grid)
+    scale = jax.ShapeDtypeStruct((1,) * len(rows.shape), np.float32)
+
+    def rounded(x: jax.Array, scale: jax.Array) -> Any:
+        known = quantizer.Calibrated(scale, scale, None)
+        reciprocal = barriers.reciprocal_for(_PATHS[0], tensor)
+        return quantizer.round_to_grid(x, known, tensor, None, reciprocal)
+
+    return _text(rounded, rows, scale)
+
+
+def _text(function: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> str:
+    (eqn,) = jax.make_jaxpr(function)(*args).jaxpr.eqns
+    return str(_body(eqn))
+
+
+def _body(eqn: Any) -> core.ClosedJaxpr:
+    (body,) = equations.bodies(eqn)
+    return body
