@@ -78,12 +78,13 @@ def compile_serving(
     flattens it once.
 
     On a CPU it also packs int8 and int4 weights where that makes calls faster, and on a
-    GPU fp8 weights: it lays them out once, as XLA's kernels read them. Results stay
-    equal, bit for bit. The program keeps the packed weights in place of those of
-    `serving`, in the same memory; both exist for as long as the caller keeps `serving`.
-    And it keeps XLA:CPU from dividing loops among threads in programs whose loops are
-    small (arrays of up to 2^15 elements), which takes longer than running them on one.
-    Small scales become one array there, as each argument takes time.
+    GPU fp8 weights: it lays them out once, as the kernels read them, and the kernel of
+    the extra ``cpu`` rounds the rows that it multiplies. Results stay equal, bit for
+    bit. The program keeps the packed weights in place of those of `serving`, in the
+    same memory; both exist for as long as the caller keeps `serving`. And it keeps
+    XLA:CPU from dividing loops among threads in programs whose loops are small (arrays
+    of up to 2^15 elements), which takes longer than running them on one. Small scales
+    become one array there, as each argument takes time.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp

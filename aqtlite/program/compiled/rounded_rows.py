@@ -79,7 +79,7 @@ class Product:
         def round_and_sum(values: Sequence[Any], packed: Packed) -> tuple[Any, None]:
             x, *given = values
             found, of_rows = self.packing.run_rounding(
-                packed, exact.float32(x), self.grid, *given[:1]
+                packed, exact.float32(x), self.grid, *given[-1:]
             )
             sums.append(found)
             # XLA drops the integers if nothing else reads them.
@@ -123,7 +123,7 @@ def find(
         bodies.setdefault(one.location[:-1], []).append(one)
     found: dict[Location, list[Product]] = {}
     for site, packing in products:
-        product = _find(site, packing, bodies[site.location[:-1]])
+        product = _find(site, packing, bodies.get(site.location[:-1], []))
         if product is not None:
             found.setdefault(product.rounding.location, []).append(product)
     # Rows of several products are rounded once.
@@ -151,8 +151,7 @@ def _find(site: Site, packing: Panels, body: Sequence[Site]) -> Product | None:
     grid = None if rounding is None else _grid_of(rounding.eqn, packing)
     if rounding is None or grid is None:
         return None
-    rows, *_ = map(source, rounding.eqn.invars)
-    ends = []
+    rows, ends = source(rounding.eqn.invars[0]), []
     if grid.own_scales is None:
         of_rows = poison.OfEnds(_last_axes(rows.aval, packing))
         ends = [
@@ -161,12 +160,14 @@ def _find(site: Site, packing: Panels, body: Sequence[Site]) -> Product | None:
             if target.function_of(one.eqn) == of_rows
             and source(one.eqn.invars[0]) is rows
         ]
-    hidden = [rounding.eqn.outvars[1], *(one.eqn.outvars[0] for one in ends)]
+    made = [one.eqn.outvars[0] for one in ends]
+    if grid.own_scales is not None:
+        made.append(rounding.eqn.outvars[1])
     barriers = tuple(
         one
         for one in body
         if _is_barrier(target.function_of(one.eqn))
-        and any(source(one.eqn.invars[0]) is var for var in hidden)
+        and any(source(one.eqn.invars[0]) is var for var in made)
     )
     end = ends[0] if len(ends) == 1 else None
     return Product(site, packing, rounding, grid, end, barriers)
@@ -195,13 +196,12 @@ def _grid_of(eqn: Any, packing: Panels) -> Grid | None:
     ]
     if len(grids) != 1 or not grids[0].has_zero:
         return None
-    (grid,), text, (x, *given) = grids, str(body), map(shape_of, body.in_avals)
+    (grid,), text, x = grids, str(body), shape_of(body.in_avals[0])
     axes = _last_axes(x, packing)
     if math.prod(x.shape[: axes[0]]) > _ROWS:
         return None
     if text == _with_a_given_scale(grid, x):
-        is_one = math.prod(given[0].shape) == 1
-        return Grid(grid.largest_stored, None) if is_one else None
+        return Grid(grid.largest_stored, own_scales=None)
     for path in _PATHS:
         if text == _with_own_scales(grid, x, axes, path):
             factor = np.float32(grid.unit) / np.float32(grid.bound)
@@ -232,7 +232,7 @@ def _with_own_scales(
 
 @functools.lru_cache(maxsize=256)
 def _with_a_given_scale(grid: numerics.IntSymmetric, rows: jax.ShapeDtypeStruct) -> str:
-    """The equations of the rounding of rows that have one scale, which is given."""
+    """The equations of the rounding of rows that have one scale, the last input."""
     tensor = config.Tensor(numerics=grid)
     scale = jax.ShapeDtypeStruct((1,) * len(rows.shape), np.float32)
 

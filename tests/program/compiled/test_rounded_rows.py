@@ -89,6 +89,16 @@ def test_rows_of_extreme_values(cfg, instructions):
     check(program, wanted, jnp.asarray(x), [True, True])
 
 
+def test_statistics_that_are_not_fixed(instructions):
+    """The range of the batches stands beside the scale."""
+    x, cfg = common.normal((3, 64)), config.static_int8()
+    model = mlp(cfg)
+    variables = calibrate(model, init(model, x), [x])
+    program = aqtlite.compile_serving(model.apply, variables, x)
+    wanted = jax.jit(model.apply)(variables, x)
+    np.testing.assert_array_equal(program(x), wanted)
+
+
 def test_ties_are_rounded_to_even(instructions):
     """Of rows whose scale is a power of two, many elements lie between two integers."""
     x = np.random.default_rng(0).integers(-255, 256, (32, 64)) / 2
