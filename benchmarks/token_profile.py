@@ -167,7 +167,7 @@ def kinds_of(program: str) -> dict[str, str]:
         if instruction is None or instruction[2] in _NO_KERNELS:
             continue
         name, opcode = instruction.groups()
-        if opcode == "dot" or "kind=kCustom" in line:
+        if opcode in ("dot", "custom-call") or "kind=kCustom" in line:
             kinds[name] = CONTRACTIONS
         elif opcode == "copy":
             kinds[name] = "copies"
