@@ -25,8 +25,8 @@ from aqtlite.lowering.forms import (
     plain,
     processor,
 )
-from aqtlite.lowering.forms.panel_rows import Grid
 from aqtlite.lowering.packing import Packed, Packing
+from aqtlite.lowering.row_grid import Grid
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import shape_of
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from aqtlite.lowering.forms import custom_call, panels
 from aqtlite.lowering.forms.integer_products import Instructions
-from aqtlite.lowering.forms.panel_rows import BLOCK, Grid, Memory, Rows, Sizes
+from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Rows, Sizes
 from aqtlite.lowering.forms.panel_sums import Arrays, RowsOfPanel
 from aqtlite.lowering.forms.panels import PANEL, WORD
+from aqtlite.lowering.row_grid import Grid
 
 _CACHE, _CACHE_OF_AVX2, _ROWS = 2**19, 2**18, 32
 """Bytes of the other operand that stay in the cache while panels are multiplied with

@@ -25,9 +25,10 @@ from aqtlite.lowering.forms import (
 )
 from aqtlite.lowering.forms.integer_products import Instructions
 from aqtlite.lowering.forms.panel_kernel import Kernel, Layout
-from aqtlite.lowering.forms.panel_rows import BLOCK, TRANSPOSED, Grid
+from aqtlite.lowering.forms.panel_rows import BLOCK, TRANSPOSED
 from aqtlite.lowering.forms.panels import PANEL, Panels
 from aqtlite.lowering.packing import Packing
+from aqtlite.lowering.row_grid import Grid
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 

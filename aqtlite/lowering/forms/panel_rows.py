@@ -13,6 +13,7 @@ import numpy as np
 from aqtlite.lowering.digits import BITS
 from aqtlite.lowering.forms import custom_call
 from aqtlite.lowering.forms.integer_products import Instructions
+from aqtlite.lowering.row_grid import Grid
 
 BLOCK = 32
 """Number of products that are summed before the sums are widened."""
@@ -34,31 +35,6 @@ _TINY = np.finfo(np.float32).tiny
 # See `exact.nearest_integer`.
 _ANCHOR = 1.5 * 2.0**23
 _ANCHOR_BITS = 0x4B400000
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnScales:
-    """How each row has a scale of its own, as `calibration.scale_from_bound` finds it.
-
-    It is the largest magnitude of the row times `factor`, and 1 where that is
-    subnormal.
-    """
-
-    factor: np.float32
-
-    of_zeros: float
-    """Scale of a row of zeros."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """A symmetric grid of integers to which rows of floats are rounded."""
-
-    largest: int
-    """Magnitude at which integers are clipped."""
-
-    own_scales: OwnScales | None
-    """None for one scale of all rows, which is given."""
 
 
 @dataclasses.dataclass(frozen=True)

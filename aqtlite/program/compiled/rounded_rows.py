@@ -22,8 +22,8 @@ from aqtlite.jaxpr.replacement import Location, Replacement, Replacements
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import exact, target
 from aqtlite.lowering.forms.packed_dot import Panels
-from aqtlite.lowering.forms.panel_rows import Grid, OwnScales
 from aqtlite.lowering.packing import Packed
+from aqtlite.lowering.row_grid import Grid, OwnScales
 from aqtlite.operations import OperandAxes
 from aqtlite.quantization import barriers, quantizer
 from aqtlite.shapes.sharding import shape_of

@@ -1,0 +1,30 @@
+"""Grids to which kernels round rows of floats that they multiply."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnScales:
+    """How each row has a scale of its own, as `calibration.scale_from_bound` finds it.
+
+    It is the largest magnitude of the row times `factor`, and 1 where that is
+    subnormal.
+    """
+
+    factor: np.float32
+
+    of_zeros: float
+    """Scale of a row of zeros."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A symmetric grid of integers to which rows of floats are rounded."""
+
+    largest: int
+    """Magnitude at which integers are clipped."""
+
+    own_scales: OwnScales | None
+    """None for one scale of all rows, which is given."""
