@@ -162,7 +162,7 @@ class OfEnds(TargetDependent):
         return jnp.ones(tuple(shape), jnp.float32)
 
 
-def is_barrier(function: TargetDependent | None) -> bool:
+def is_factor_barrier(function: TargetDependent | None) -> bool:
     """Returns True if a function keeps a factor apart from what it multiplies."""
     return isinstance(function, _Computed)
 

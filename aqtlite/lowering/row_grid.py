@@ -9,8 +9,8 @@ import numpy as np
 class OwnScales:
     """How each row has a scale of its own, as `calibration.scale_from_bound` finds it.
 
-    It is the largest magnitude of the row times `factor`, and 1 where that is
-    subnormal.
+    It is the largest magnitude of the row times `factor`, 1 where that is subnormal,
+    and NaN where an element is not finite.
     """
 
     factor: np.float32
@@ -21,7 +21,8 @@ class OwnScales:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A symmetric grid of integers to which rows of floats are rounded."""
+    """A symmetric grid of integers up to 127, zero among them, with a bound of 4 or
+    more: scales have normal reciprocals."""
 
     largest: int
     """Magnitude at which integers are clipped."""

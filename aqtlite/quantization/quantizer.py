@@ -43,8 +43,8 @@ from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
 
-# On grids with at least this bound, scales of finite values have normal reciprocals.
-_SAFE_BOUND = 4.0
+SAFE_BOUND = 4.0
+"""Least bound of grids on which scales of finite values have normal reciprocals."""
 
 # The scale of channels of zeros is 1, which would dominate the operand that it
 # multiplies.
@@ -299,7 +299,7 @@ def scaled(
     if not grid.has_zero:
         # On such a grid, a channel of zeros has a scale of 0.
         scale = jnp.where(scale == 0, jnp.float32(1), scale)
-    if grid.bound < _SAFE_BOUND:
+    if grid.bound < SAFE_BOUND:
         # The reciprocal of a large scale would be subnormal.
         shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
         values = exact.algebraic_barrier(values)

@@ -79,8 +79,8 @@ def registered(kernel: Kernel) -> str:
     `Layout.COLUMNS`), int8, or float32 where there are several digits or a grid; and
     where sums are scaled, factors of the rows, float32 ``(rows, tiles)``, if they are
     of int8, and the scales of the weights, float32 ``(columns, tiles)``, or in
-    `panels`. With a grid, `Memory.units` are a second result, float32 ``(rows, 1)``,
-    and one scale of all rows is a further argument.
+    `panels`. With a grid, `Memory.units` are a second result, float32 ``(rows, 1)``;
+    for a grid without scales of its own, a scale of one element is a third argument.
     """
     *parts, grid = vars(kernel).values()
     name = "_".join(["aqtlite_panels", *map(str, map(int, parts))])

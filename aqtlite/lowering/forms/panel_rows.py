@@ -59,9 +59,10 @@ class Memory:
     lines)``."""
 
     units: Any
-    """Units of the digits of floats, float32, ``(rows, tiles)``. With a grid, scales;
-    or where one is given, 1, or NaN if the first or the last element of a row is not
-    finite."""
+    """Units of the digits of floats, float32, ``(rows, tiles)``.
+
+    Of rows that are rounded to a grid, their own scales. Of rows of a given scale, 1,
+    or NaN where the first or the last element is not finite."""
 
 
 class Rows:
@@ -119,7 +120,7 @@ class Rows:
             x: pointer to the first of the rows.
             memory: what is written.
             sizes: values of the call.
-            scale: scale of all rows; None for a grid without.
+            scale: scale of all rows; None if each has its own, or is not rounded.
         """
         f, lines = self.f, self.lines
         sums = f.array(self.sums, lines, BLOCK)
@@ -236,7 +237,10 @@ class Rows:
         return unit, f.splat(at.bitcast(reciprocal, f.ir.FloatType()), BLOCK)
 
     def _scale(self, bits: Any) -> tuple[Any, Any]:
-        """The scale, NaN where an element is not finite, and its reciprocal."""
+        """The scale, NaN where an element is not finite, and its reciprocal.
+
+        The arithmetic is that of `calibration.scale_from_bound`.
+        """
         f, at, kind = self.f, self.f.at, self.f.ir.FloatType()
         assert self.grid is not None and self.grid.own_scales is not None
         how = self.grid.own_scales
@@ -252,7 +256,7 @@ class Rows:
         return scale, self._reciprocal(scale)
 
     def _of_ends(self, start: Any, size: Any) -> Any:
-        """1, or NaN where the first or the last of some bytes is not finite."""
+        """1, or NaN where the first or the last float of a row is not finite."""
         f, at = self.f, self.f.at
         ends = (f.load(start, place, f.int) for place in (0, f.sum(size, -4)))
         magnitudes = (at.and_(end, f.int(_MAGNITUDE)) for end in ends)
@@ -300,7 +304,7 @@ class Rows:
         return [at.trunc(one, kind) for one in (*out, rest)]
 
     def _clipped(self, x: Any, largest: int) -> Any:
-        """Clips floats; NaN stays NaN, of which XLA takes the lowest byte, too."""
+        """Clips floats; NaN stays NaN, whose lowest byte is taken, as in XLA's form."""
         at = self.f.at
         for sign, order in ((-1, "<"), (1, ">")):
             bound = self.f.constant(self.floats, float(sign * largest))

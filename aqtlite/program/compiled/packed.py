@@ -80,8 +80,8 @@ def pack(
     of_packed = frozenset().union(*(x.inputs for one in found for x in one.origins))
     read = analysis.read_inputs(closed, range(count), unread)
     rest = {i: x for i, x in enumerate(variables) if i in read or i not in of_packed}
-    # A kernel does not read a part of an array.
-    whole = frozenset().union(*(product.given for product in rounding))
+    # A slice of a merged array would be copied before a kernel reads it.
+    whole = frozenset().union(*(product.scale_inputs for product in rounding))
     small = [i for i in rest if i in scales - whole]
     join = Merged.of([rest[i] for i in small])
     joined = [join.merge([rest.pop(i) for i in small])] if small else []
@@ -104,7 +104,7 @@ def pack(
         }
         for product in rounding:
             weights = packed[number_of[product.site.location]]
-            replacements |= product.replacements(weights)
+            replacements.update(product.replacements(weights))
         return rewriting.evaluate(closed, [*values, *inputs], replacements)[0]
 
     return PackedCall(function, tuple(leaves))

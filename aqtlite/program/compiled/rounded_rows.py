@@ -37,7 +37,7 @@ _SAME = primitives.name_p.name, "stop_gradient"
 # .15 ns for an element.
 _ROWS = 512
 
-# Paths of the operands of a forward contraction: scales of zeros differ.
+# Paths of the operands of a forward contraction, whose scales of zeros differ.
 _PATHS = "fwd.lhs", "fwd.rhs"
 
 
@@ -62,50 +62,55 @@ class Product:
     """Barriers behind what the kernel finds, which it makes superfluous."""
 
     @property
-    def given(self) -> frozenset[int]:
-        """Indices of the inputs of the call that make a scale for the kernel."""
+    def scale_inputs(self) -> frozenset[int]:
+        """Indices of the inputs of the call that make a given scale."""
         _, *scales = self.rounding.operands
         return frozenset().union(*(one.inputs for one in scales))
 
     def replacements(self, packed: Packed) -> Replacements:
-        """Returns the replacements of these equations.
+        """Returns replacements of the quantization, the product and what is between.
 
-        The kernel is called in place of the quantization, which comes first, and hands
-        on what it found to the others.
+        The kernel is called in place of the quantization, which comes first. The others
+        take what it returned, as they are evaluated behind it, in the same body.
         """
-        sums: list[jax.Array] = []
-        factors: list[jax.Array] = []
+        made: dict[str, jax.Array] = {}
 
         def round_and_sum(values: Sequence[Any], packed: Packed) -> tuple[Any, None]:
-            x, *given = values
-            found, of_rows = self.packing.run_rounding(
-                packed, exact.float32(x), self.grid, *given[-1:]
+            x, *others = values
+            has_own = self.grid.own_scales is not None
+            # A range of statistics may stand before the scale.
+            scale = [] if has_own else others[-1:]
+            made["sums"], made["of rows"] = self.packing.run_rounding(
+                packed, exact.float32(x), self.grid, *scale
             )
-            sums.append(found)
-            # XLA drops the integers if nothing else reads them.
-            whole, scale = core.jaxpr_as_fun(_body(self.rounding.eqn))(*values)
-            if self.grid.own_scales is not None:
-                scale = of_rows
-            elif self.ends is not None:
-                factors.append(of_rows)
-            return [whole, scale], None
+            # XLA drops what nothing reads, as the integers mostly are.
+            whole, scales = core.jaxpr_as_fun(_body(self.rounding.eqn))(*values)
+            return [whole, made["of rows"] if has_own else scales], None
 
-        def replaced(
-            site: Site, function: Callable[[Sequence[Any]], Any]
-        ) -> tuple[Location, Replacement]:
-            def run(values: Sequence[Any], given: None) -> tuple[list[Any], None]:
-                del given
-                return [function(values)], None
+        def take(name: str) -> Replacement:
+            return self._replacement(lambda values: made[name])
 
-            return site.location, Replacement(run, per_step=self.site.per_step)
-
-        others = [replaced(self.site, lambda values: sums.pop())]
+        replaced = {
+            self.rounding.location: Replacement(
+                round_and_sum, packed, per_step=self.site.per_step
+            ),
+            self.site.location: take("sums"),
+        }
         if self.ends is not None:
-            others.append(replaced(self.ends, lambda values: factors.pop()))
+            replaced[self.ends.location] = take("of rows")
         for barrier in self.barriers:
-            others.append(replaced(barrier, lambda values: values[0]))
-        first = Replacement(round_and_sum, packed, per_step=self.site.per_step)
-        return {self.rounding.location: first, **dict(others)}
+            same = self._replacement(lambda values: values[0])
+            replaced[barrier.location] = same
+        return replaced
+
+    def _replacement(self, function: Callable[[Sequence[Any]], Any]) -> Replacement:
+        """Replaces an equation of one result by a function of its inputs."""
+
+        def run(values: Sequence[Any], given: None) -> tuple[list[Any], None]:
+            del given
+            return [function(values)], None
+
+        return Replacement(run, per_step=self.site.per_step)
 
 
 def find(
@@ -151,30 +156,30 @@ def _find(site: Site, packing: Panels, body: Sequence[Site]) -> Product | None:
     grid = None if rounding is None else _grid_of(rounding.eqn, packing)
     if rounding is None or grid is None:
         return None
-    rows, ends = source(rounding.eqn.invars[0]), []
+    scale, end = rounding.eqn.outvars[1], None
     if grid.own_scales is None:
+        rows = source(rounding.eqn.invars[0])
         of_rows = poison.OfEnds(_last_axes(rows.aval, packing))
         ends = [
             one
             for one in body
-            if target.function_of(one.eqn) == of_rows
+            if rounding.location < one.location < site.location
+            and target.function_of(one.eqn) == of_rows
             and source(one.eqn.invars[0]) is rows
         ]
-    made = [one.eqn.outvars[0] for one in ends]
-    if grid.own_scales is not None:
-        made.append(rounding.eqn.outvars[1])
+        end = ends[0] if len(ends) == 1 else None
+    found = scale if grid.own_scales is not None else end and end.eqn.outvars[0]
     barriers = tuple(
         one
         for one in body
         if _is_barrier(target.function_of(one.eqn))
-        and any(source(one.eqn.invars[0]) is var for var in made)
+        and source(one.eqn.invars[0]) is found
     )
-    end = ends[0] if len(ends) == 1 else None
     return Product(site, packing, rounding, grid, end, barriers)
 
 
 def _is_barrier(function: target.TargetDependent | None) -> bool:
-    return exact.is_scale_barrier(function) or poison.is_barrier(function)
+    return exact.is_scale_barrier(function) or poison.is_factor_barrier(function)
 
 
 def _last_axes(rows: Any, packing: Panels) -> tuple[int, ...]:
@@ -184,7 +189,11 @@ def _last_axes(rows: Any, packing: Panels) -> tuple[int, ...]:
 
 
 def _grid_of(eqn: Any, packing: Panels) -> Grid | None:
-    """Returns the grid of the plain quantization of rows; None for other equations."""
+    """Returns the grid of the plain quantization of rows; None for other equations.
+
+    Equations are plain if they are those of the quantizer, on a grid whose arithmetic
+    the kernel has: integers, zero among them, whose scales have normal reciprocals.
+    """
     if eqn.primitive is not primitives.jit_p:
         return None
     body = _body(eqn)
@@ -194,11 +203,14 @@ def _grid_of(eqn: Any, packing: Panels) -> Grid | None:
         for value in getattr(target.function_of(inner), "static", ())
         if type(value) is numerics.IntSymmetric
     ]
-    if len(grids) != 1 or not grids[0].has_zero:
+    if len(grids) != 1:
         return None
     (grid,), text, x = grids, str(body), shape_of(body.in_avals[0])
+    if not grid.has_zero or grid.bound < quantizer.SAFE_BOUND:
+        return None
     axes = _last_axes(x, packing)
-    if math.prod(x.shape[: axes[0]]) > _ROWS:
+    # The kernel takes float32, in which float64 may be infinite.
+    if math.prod(x.shape[: axes[0]]) > _ROWS or x.dtype == np.float64:
         return None
     if text == _with_a_given_scale(grid, x):
         return Grid(grid.largest_stored, own_scales=None)

@@ -16,7 +16,7 @@ from aqtlite.lowering.forms.integer_products import Instructions
 from tests import common
 from tests.flax.support import init
 
-CFG = config.fully_quantized()
+CFG, STATIC = config.fully_quantized(), config.static_int8()
 OF_BYTES = [one for one in Instructions if not one.takes_int16]
 
 
@@ -30,7 +30,7 @@ def called(program):
 def serving_program(model, x, cfg=CFG):
     """The program of a model that is converted, and what jax.jit gives."""
     variables = init(model, x)
-    if cfg == config.static_int8():
+    if cfg == STATIC:
         variables = calibrate(model, variables, [x])
     serving = convert(model, variables, x)
     program = aqtlite.compile_serving(model.apply, serving, x)
@@ -60,7 +60,7 @@ PRESETS = {
     "int8": CFG,
     "int4": config.fully_quantized(fwd_bits=4, bwd_bits=None),
     "w4a8": config.w4a8(),
-    "static": config.static_int8(),
+    "static": STATIC,
     "the largest value on the grid": config.update(
         CFG, {"fwd.lhs.numerics": numerics.IntSymmetric(bits=8, preserve_max_val=True)}
     ),
@@ -77,7 +77,7 @@ def test_rows_of_any_grid_and_dtype(cfg, shape, dtype, instructions):
     check(program, wanted, x, [True, True])
 
 
-@pytest.mark.parametrize("cfg", [CFG, config.static_int8()], ids=["own", "given"])
+@pytest.mark.parametrize("cfg", [CFG, STATIC], ids=["own", "given"])
 def test_rows_of_extreme_values(cfg, instructions):
     x = np.array(common.normal((16, 64)), np.float32)
     x[0], x[1, 3], x[2, 0], x[3, 5], x[4, -1] = 0, np.nan, np.nan, np.inf, -np.inf
@@ -89,9 +89,84 @@ def test_rows_of_extreme_values(cfg, instructions):
     check(program, wanted, jnp.asarray(x), [True, True])
 
 
+class Heads(nn.Module):
+    """Layers that read one array."""
+
+    cfgs: tuple[config.DotGeneral, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        return [nn.Dense(64, dot_general=AqtDotGeneral(cfg))(x) for cfg in self.cfgs]
+
+
+FINDING_NAN = config.update(STATIC, {"fwd.lhs.find_nan": True})
+
+
+@pytest.mark.parametrize("is_converted", [True, False])
+@pytest.mark.parametrize(
+    "cfgs",
+    [
+        pytest.param((CFG,) * 3, id="own scales"),
+        pytest.param((STATIC,) * 3, id="given scales"),
+        pytest.param((STATIC, FINDING_NAN), id="the second reads all elements"),
+        pytest.param((FINDING_NAN, STATIC), id="the first reads all elements"),
+        pytest.param((CFG, STATIC), id="own and given"),
+    ],
+)
+def test_products_of_one_array(cfgs, is_converted):
+    model, x = Heads(cfgs), common.normal((4, 64)).at[1, 3].set(jnp.nan)
+    x = x.at[2, -1].set(jnp.inf)
+    ones = jnp.ones_like(x)
+    variables = init(model, ones)
+    if STATIC in cfgs:
+        variables = calibrate(model, variables, [ones])
+    if is_converted:
+        variables = convert(model, variables, ones)
+    program = aqtlite.compile_serving(model.apply, variables, x)
+    wanted = jax.jit(model.apply)(variables, x)
+    for one, other in zip(program(x), wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if panel_products.runs_here():
+        assert called(program) == [True] * len(cfgs)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_scales_whose_reciprocals_are_subnormal(bits):
+    grids = {"lhs": bits, "rhs": 4}
+    cfg = config.update(
+        CFG,
+        {
+            f"fwd.{side}.numerics": numerics.IntSymmetric(bits=n)
+            for side, n in grids.items()
+        },
+    )
+    model, x = mlp(cfg), jnp.linspace(-3.3e38, 3.3e38, 64)[None]
+    variables = jax.tree.map(lambda p: p * 1e-6, init(model, x))
+    serving = convert(model, variables, x)
+    program = aqtlite.compile_serving(model.apply, serving, x)
+    wanted = jax.jit(model.apply)(serving, x)
+    assert jnp.abs(wanted).max() > 0
+    check(program, lambda x: wanted, x, [bits > 3] * 2)
+
+
+@pytest.mark.parametrize("cfg", [CFG, STATIC], ids=["own", "given"])
+def test_float64_is_left_to_xla(cfg):
+    with jax.enable_x64(True):
+        x = jnp.asarray(common.normal((4, 64)), "float64").at[0, 0].set(1e39)
+        model = nn.Dense(32, dtype="float64", dot_general=AqtDotGeneral(cfg))
+        ones = jnp.ones_like(x)
+        variables = init(model, ones)
+        if cfg == STATIC:
+            variables = calibrate(model, variables, [ones])
+        serving = convert(model, variables, ones)
+        program = aqtlite.compile_serving(model.apply, serving, x)
+        wanted = jax.jit(model.apply)(serving, x)
+        check(program, lambda x: wanted, x, [False])
+
+
 def test_statistics_that_are_not_fixed(instructions):
     """The range of the batches stands beside the scale."""
-    x, cfg = common.normal((3, 64)), config.static_int8()
+    x, cfg = common.normal((3, 64)), STATIC
     model = mlp(cfg)
     variables = calibrate(model, init(model, x), [x])
     program = aqtlite.compile_serving(model.apply, variables, x)
