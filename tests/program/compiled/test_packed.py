@@ -10,7 +10,7 @@ from jax import lax
 import aqtlite
 from aqtlite import calibration, config
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
-from aqtlite.lowering.forms import packed_dot, processor
+from aqtlite.lowering.forms import packed_dot, panel_products, processor
 from tests import common
 from tests.flax.support import init
 
@@ -184,7 +184,8 @@ def test_scales_of_all_layers_are_one_argument():
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(128, "float32"), (136, "int8")])
-def test_one_row_meets_few_weights_in_float(width, dtype, monkeypatch):
+def test_without_a_kernel_one_row_meets_few_weights_in_float(width, dtype, monkeypatch):
+    monkeypatch.setattr(panel_products, "runs_here", lambda: False)
     monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 2**30)
     x = common.normal((1, width))
     program = check(*converted(mlp, of_mlp(width, layers=1), x), x)
