@@ -35,7 +35,11 @@ from aqtlite.calibration.periodic import Periodic
 from aqtlite.calibration.rms import RMS
 from aqtlite.calibration.rounded_scale import RoundedScale
 from aqtlite.calibration.scale_grids import ceil_to_power_of_two
-from aqtlite.calibration.scales import scale_and_zero_point, scale_from_bound
+from aqtlite.calibration.scales import (
+    scale_and_zero_point,
+    scale_factor,
+    scale_from_bound,
+)
 from aqtlite.calibration.snr_search import SnrSearch
 from aqtlite.calibration.weighted_deviations import WeightedDeviations
 
@@ -70,5 +74,6 @@ __all__ = [
     "WeightedDeviations",
     "ceil_to_power_of_two",
     "scale_and_zero_point",
+    "scale_factor",
     "scale_from_bound",
 ]

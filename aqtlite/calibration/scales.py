@@ -102,9 +102,18 @@ def scale_from_bound(
         unit: scaled value of one stored unit, a power of two.
         empty: scale of an all-zero channel, None for `unit`.
     """
-    factor = np.float32(unit) / np.float32(grid_bound)
+    factor = scale_factor(grid_bound, unit)
     nothing = unit if empty is None else empty
     return exact.on_squeezed(Elementwise(_scale, (factor, nothing)), bound)
+
+
+def scale_factor(grid_bound: float, unit: float = 1.0) -> np.float32:
+    """The number by which a bound is multiplied, as in `scale_from_bound`.
+
+    >>> float(scale_factor(128.0))
+    0.0078125
+    """
+    return np.float32(unit) / np.float32(grid_bound)
 
 
 def _scale(factor: np.float32, nothing: float, bound: jax.Array) -> jax.Array:

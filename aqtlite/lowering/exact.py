@@ -13,7 +13,7 @@ each shape, which would dominate tracing time.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jax import lax
 
 from aqtlite.lowering.elementwise import Elementwise, ElementwiseOnTarget, spread
 from aqtlite.lowering.packing import Packing
-from aqtlite.lowering.target import OnCpu
+from aqtlite.lowering.target import OnCpu, TargetDependent
 from aqtlite.shapes.sharding import explicit_sharding
 
 
@@ -136,8 +136,8 @@ def scale_barrier(scale: jax.Array, unit: float) -> jax.Array:
     return _ScaleBarrier(unit)(scale)
 
 
-def is_scale_barrier(function: Any) -> bool:
-    """Returns True if a `TargetDependent` function is a `scale_barrier`."""
+def is_scale_barrier(function: TargetDependent | None) -> bool:
+    """Returns True if a function is a `scale_barrier`."""
     return isinstance(function, _ScaleBarrier)
 
 

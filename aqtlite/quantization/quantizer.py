@@ -34,7 +34,7 @@ from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import barriers, checks, granularity
+from aqtlite.quantization import barriers, checks, granularity, zero_channels
 from aqtlite.quantization.barriers import Reciprocal
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.states import state_checks
@@ -45,10 +45,6 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 SAFE_BOUND = 4.0
 """Least bound of grids on which scales of finite values have normal reciprocals."""
-
-# The scale of channels of zeros is 1, which would dominate the operand that it
-# multiplies.
-_NEGLIGIBLE_SCALE = 2.0**-63
 
 
 class Calibrated(NamedTuple):
@@ -246,36 +242,12 @@ def _calibrate(
             f"{path}.numerics and {path}.calibration={tensor_config.calibration!r}, "
             f"for an operand of shape {x.shape}: {error}"
         ) from error
-    if _multiplies_an_operand(tensor_config, path):
-        scale = _negligible_where_zero(found, scale)
+    scale = zero_channels.negligible_in(scale, found, tensor_config, path)
     calibrated = Calibrated(found.high, scale, zero_point, found.low)
     if not layout.cut:
         return calibrated
     scale_shape = layout.scale_shape(x.shape)
     return jax.tree.map(lambda one: one.reshape(scale_shape), calibrated)
-
-
-def _multiplies_an_operand(tensor: config.Tensor, path: str) -> bool:
-    """Whether a scale multiplies the other operand, or the gradient in `drhs`."""
-    is_of_rows = path == "fwd.lhs" and tensor.blocks is None
-    is_alone = tensor.grid.has_zero and not tensor.has_relative_scales
-    return is_alone and (is_of_rows or tensor.scale_moves)
-
-
-def _negligible_where_zero(found: calibration.Range, scale: jax.Array) -> jax.Array:
-    largest = found.high if found.low is None else jnp.maximum(found.high, -found.low)
-    return jnp.where(largest == 0, np.float32(_NEGLIGIBLE_SCALE), scale)
-
-
-def scale_of_zeros(tensor: config.Tensor, path: str) -> float:
-    """The scale of a channel of zeros, on a grid with zero.
-
-    Args:
-        tensor: config of the array.
-        path: path of `tensor` in its config.
-    """
-    is_factor = _multiplies_an_operand(tensor, path)
-    return _NEGLIGIBLE_SCALE if is_factor else tensor.grid.unit
 
 
 calibrate = jax.jit(_calibrate, static_argnames=("tensor_config", "axes", "path"))

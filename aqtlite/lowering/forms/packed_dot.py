@@ -177,12 +177,11 @@ class _WithWeights(Packing):
 
     def rows(self, x: jax.Array) -> jax.Array:
         """The other operand as a matrix."""
-        rows = x.shape[: x.ndim - len(self.contracting)]
-        return x.reshape(math.prod(rows), -1)
+        return x.reshape(math.prod(self._kept(x)), -1)
 
     def arranged(self, sums: jax.Array, x: jax.Array) -> jax.Array:
         """Sums of `rows` in the shape of the result, int32."""
-        rows = x.shape[: x.ndim - len(self.contracting)]
+        rows = self._kept(x)
         columns = tuple(self.shape[axis] for axis in self._remaining)
         if self.argument == 0:
             out = sums.T.reshape(columns + rows)
@@ -200,6 +199,10 @@ class _WithWeights(Packing):
         Sums are int32, or float32 that are integers.
         """
         raise NotImplementedError
+
+    def _kept(self, x: jax.Array) -> tuple[int, ...]:
+        """The sizes of the other operand that are not contracted."""
+        return x.shape[: x.ndim - len(self.contracting)]
 
     @property
     def _remaining(self) -> dn.Axes:
@@ -295,8 +298,7 @@ class Panels(_WithWeights):
         sums, of_rows = panel_products.of_rounded_rows(
             self.rows(x), weights, self._columns, self.bits, grid, *scale
         )
-        kept = x.shape[: x.ndim - len(self.contracting)]
-        shape = kept + (1,) * len(self.contracting)
+        shape = self._kept(x) + (1,) * len(self.contracting)
         return self.arranged(sums, x), of_rows.reshape(shape)
 
     @property

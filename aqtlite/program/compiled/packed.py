@@ -13,7 +13,7 @@ from aqtlite.jaxpr.origins import Loop, Origin
 from aqtlite.jaxpr.replacement import Replacement, Replacements
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import packing_of, target
-from aqtlite.lowering.forms import packed_dot, packed_on_gpu
+from aqtlite.lowering.forms import packed_on_gpu
 from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.lowering.target import Target
 from aqtlite.program.compiled import rounded_rows
@@ -66,15 +66,7 @@ def pack(
     first = {one.key: one for one in reversed(found)}
     chosen = list(first.values())
     number = {one.key: i for i, one in enumerate(chosen)}
-    number_of = {one.site.location: number[one.key] for one in found}
-    rounding = rounded_rows.find(
-        closed,
-        [
-            (one.site, one.packing)
-            for one in found
-            if isinstance(one.packing, packed_dot.Panels)
-        ],
-    )
+    rounding = rounded_rows.find(closed, [(one.site, one.packing) for one in found])
     packed = _packed(closed, variables, chosen) if chosen else []
     unread = {one.site.location: set(one.arguments) for one in found}
     of_packed = frozenset().union(*(x.inputs for one in found for x in one.origins))
@@ -96,15 +88,16 @@ def pack(
             rest[i] if i in rest else zeros(shape_of(aval))
             for i, aval in enumerate(closed.in_avals[:count])
         ]
+        weights = {one.site.location: packed[number[one.key]] for one in found}
         replacements = {
             one.site.location: Replacement(
-                one.run, packed[number_of[one.site.location]], per_step=one.per_step
+                one.run, weights[one.site.location], per_step=one.per_step
             )
             for one in found
         }
         for product in rounding:
-            weights = packed[number_of[product.site.location]]
-            replacements.update(product.replacements(weights))
+            of_product = product.replacements(weights[product.site.location])
+            replacements.update(of_product)
         return rewriting.evaluate(closed, [*values, *inputs], replacements)[0]
 
     return PackedCall(function, tuple(leaves))

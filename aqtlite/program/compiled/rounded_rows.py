@@ -4,6 +4,7 @@ XLA:CPU quantizes rows in three loops: their largest magnitudes, the scales, and
 integers. To start a loop takes as long as a product of small weights.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -15,17 +16,17 @@ import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite import config, numerics
+from aqtlite import calibration, config, numerics
 from aqtlite.contraction import poison
 from aqtlite.jaxpr import equations, sites
 from aqtlite.jaxpr.replacement import Location, Replacement, Replacements
 from aqtlite.jaxpr.sites import Site
 from aqtlite.lowering import exact, target
 from aqtlite.lowering.forms.packed_dot import Panels
-from aqtlite.lowering.packing import Packed
+from aqtlite.lowering.packing import Packed, Packing
 from aqtlite.lowering.row_grid import Grid, OwnScales
 from aqtlite.operations import OperandAxes
-from aqtlite.quantization import barriers, quantizer
+from aqtlite.quantization import barriers, quantizer, zero_channels
 from aqtlite.shapes.sharding import shape_of
 
 _JIT = primitives.jit_p.name
@@ -84,8 +85,8 @@ class Product:
                 packed, exact.float32(x), self.grid, *scale
             )
             # XLA drops what nothing reads, as the integers mostly are.
-            whole, scales = core.jaxpr_as_fun(_body(self.rounding.eqn))(*values)
-            return [whole, made["of rows"] if has_own else scales], None
+            whole, found = core.jaxpr_as_fun(_body(self.rounding.eqn))(*values)
+            return [whole, made["of rows"] if has_own else found], None
 
         def take(name: str) -> Replacement:
             return self._replacement(lambda values: made[name])
@@ -99,8 +100,7 @@ class Product:
         if self.ends is not None:
             replaced[self.ends.location] = take("of rows")
         for barrier in self.barriers:
-            same = self._replacement(lambda values: values[0])
-            replaced[barrier.location] = same
+            replaced[barrier.location] = self._replacement(lambda values: values[0])
         return replaced
 
     def _replacement(self, function: Callable[[Sequence[Any]], Any]) -> Replacement:
@@ -114,7 +114,7 @@ class Product:
 
 
 def find(
-    closed: core.ClosedJaxpr, products: Iterable[tuple[Site, Panels]]
+    closed: core.ClosedJaxpr, products: Iterable[tuple[Site, Packing]]
 ) -> list[Product]:
     """Returns the products whose rows are the plain quantization of floats.
 
@@ -122,20 +122,47 @@ def find(
         closed: a call.
         products: equations of the call that contract packed weights.
     """
+    by_kernel = [(x, how) for x, how in products if isinstance(how, Panels)]
+    if not by_kernel:
+        return []
     around = sites.find(closed, {}, (_JIT, *_SAME, target.PRIMITIVE)).contractions
-    bodies: dict[Any, list[Site]] = {}
+    bodies: dict[Location, _Body] = collections.defaultdict(_Body)
     for one in around:
-        bodies.setdefault(one.location[:-1], []).append(one)
+        bodies[one.location[:-1]].add(one)
     found: dict[Location, list[Product]] = {}
-    for site, packing in products:
-        product = _find(site, packing, bodies.get(site.location[:-1], []))
+    for site, packing in by_kernel:
+        product = _find(site, packing, bodies[site.location[:-1]])
         if product is not None:
             found.setdefault(product.rounding.location, []).append(product)
     # Rows of several products are rounded once.
     return [of[0] for of in found.values() if len(of) == 1]
 
 
-def _find(site: Site, packing: Panels, body: Sequence[Site]) -> Product | None:
+class _Body:
+    """The equations of a jaxpr, in their order, by what they make and read."""
+
+    def __init__(self) -> None:
+        self.makers: dict[Any, Site] = {}
+        self.readers: dict[Any, list[Site]] = collections.defaultdict(list)
+        """Equations by the `source` of their first input."""
+
+    def add(self, site: Site) -> None:
+        self.makers.update((var, site) for var in site.eqn.outvars)
+        for first in map(self.source, site.eqn.invars[:1]):
+            if first is not None:
+                self.readers[first].append(site)
+
+    def source(self, atom: Any) -> Any:
+        """The variable that names and the like hand on; None for a number."""
+        if not isinstance(atom, core.Var):
+            return None
+        maker = self.makers.get(atom)
+        if maker is None or maker.eqn.primitive.name not in _SAME:
+            return atom
+        return self.source(*maker.eqn.invars)
+
+
+def _find(site: Site, packing: Panels, body: _Body) -> Product | None:
     """Returns a product if its rows are the plain quantization of floats.
 
     Args:
@@ -143,37 +170,24 @@ def _find(site: Site, packing: Panels, body: Sequence[Site]) -> Product | None:
         packing: packing of the weights.
         body: equations of its jaxpr.
     """
-    makers = {var: one for one in body for var in one.eqn.outvars}
-
-    def source(var: Any) -> Any:
-        maker = makers.get(var) if isinstance(var, core.Var) else None
-        if maker is None or maker.eqn.primitive.name not in _SAME:
-            return var
-        return source(*maker.eqn.invars)
-
-    integers = source(site.eqn.invars[1 - packing.argument])
-    rounding = makers.get(integers) if isinstance(integers, core.Var) else None
+    rounding = body.makers.get(body.source(site.eqn.invars[1 - packing.argument]))
     grid = None if rounding is None else _grid_of(rounding.eqn, packing)
     if rounding is None or grid is None:
         return None
-    scale, end = rounding.eqn.outvars[1], None
+    end, found = None, rounding.eqn.outvars[1]
     if grid.own_scales is None:
-        rows = source(rounding.eqn.invars[0])
+        rows = body.source(rounding.eqn.invars[0])
         of_rows = poison.OfEnds(_last_axes(rows.aval, packing))
         ends = [
             one
-            for one in body
+            for one in body.readers[rows]
             if rounding.location < one.location < site.location
             and target.function_of(one.eqn) == of_rows
-            and source(one.eqn.invars[0]) is rows
         ]
         end = ends[0] if len(ends) == 1 else None
-    found = scale if grid.own_scales is not None else end and end.eqn.outvars[0]
+        found = None if end is None else end.eqn.outvars[0]
     barriers = tuple(
-        one
-        for one in body
-        if _is_barrier(target.function_of(one.eqn))
-        and source(one.eqn.invars[0]) is found
+        one for one in body.readers[found] if _is_barrier(target.function_of(one.eqn))
     )
     return Product(site, packing, rounding, grid, end, barriers)
 
@@ -216,8 +230,8 @@ def _grid_of(eqn: Any, packing: Panels) -> Grid | None:
         return Grid(grid.largest_stored, own_scales=None)
     for path in _PATHS:
         if text == _with_own_scales(grid, x, axes, path):
-            factor = np.float32(grid.unit) / np.float32(grid.bound)
-            of_zeros = quantizer.scale_of_zeros(config.Tensor(numerics=grid), path)
+            factor = calibration.scale_factor(grid.bound, grid.unit)
+            of_zeros = zero_channels.scale(config.Tensor(numerics=grid), path)
             return Grid(grid.largest_stored, OwnScales(factor, of_zeros))
     return None
 

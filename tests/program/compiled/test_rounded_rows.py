@@ -166,8 +166,7 @@ def test_float64_is_left_to_xla(cfg):
 
 def test_statistics_that_are_not_fixed(instructions):
     """The range of the batches stands beside the scale."""
-    x, cfg = common.normal((3, 64)), STATIC
-    model = mlp(cfg)
+    x, model = common.normal((3, 64)), mlp(STATIC)
     variables = calibrate(model, init(model, x), [x])
     program = aqtlite.compile_serving(model.apply, variables, x)
     wanted = jax.jit(model.apply)(variables, x)
