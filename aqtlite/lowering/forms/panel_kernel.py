@@ -46,26 +46,26 @@ class Kernel:
     bits: int
     """Bits of a weight: 4 or 8."""
 
-    digits: int
+    instructions: Instructions
+
+    digits: int = 1
     """Number of digits of an element of the other operand."""
 
-    is_scaled: bool
+    is_scaled: bool = False
     """Whether sums are scaled and added over tiles, to float32, or returned as int32,
     of a single tile and digit."""
 
-    is_single: bool
+    is_single: bool = False
     """Whether a tile is a single block."""
 
-    carries: bool
+    carries: bool = False
     """Whether sums of digits are carried before they are scaled (`digits.rounded`)."""
 
-    layout: Layout
+    layout: Layout = Layout.PANELS
     """Layout of the weights."""
 
-    has_packed_scales: bool
+    has_packed_scales: bool = False
     """Whether the scales of the weights are in panels."""
-
-    instructions: Instructions
 
     grid: Grid | None = None
     """Grid to which rows of floats are rounded; None for rows that are not."""

@@ -191,17 +191,7 @@ def of_rounded_rows(
         The sums, int32, and for each row, float32 ``(rows, 1)``, its own scale, or if a
         scale is given, 1, or NaN where the first or the last element is not finite.
     """
-    kernel = Kernel(
-        bits,
-        digits=1,
-        is_scaled=False,
-        is_single=False,
-        carries=False,
-        layout=Layout.PANELS,
-        has_packed_scales=False,
-        instructions=_instructions(x.shape[0], bits, 1),
-        grid=grid,
-    )
+    kernel = Kernel(bits, _instructions(x.shape[0], bits, 1), grid=grid)
     sums = jax.ShapeDtypeStruct((x.shape[0], columns), jnp.int32)
     of_rows = jax.ShapeDtypeStruct((x.shape[0], 1), jnp.float32)
     name = panel_kernel.registered(kernel)
@@ -367,13 +357,13 @@ def _call(
     is_exact = products * digits.LARGEST**2 <= digits.EXACT_SUM
     kernel = Kernel(
         bits,
+        instructions,
         count,
         is_scaled=bool(scales),
         is_single=bool(scales) and products == BLOCK,
         carries=count > 1 and not (is_exact or instructions.takes_int16),
         layout=layout,
         has_packed_scales=bool(scales) and scales[-1].ndim == 3,
-        instructions=instructions,
     )
     dtype = jnp.float32 if scales else jnp.int32
     out = jax.ShapeDtypeStruct((rows, columns), dtype)

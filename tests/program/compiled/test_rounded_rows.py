@@ -27,12 +27,17 @@ def called(program):
     return ["f32[" in one.split("operand_layout_constraints")[1] for one in lines]
 
 
-def serving_program(model, x, cfg=CFG):
-    """The program of a model that is converted, and what jax.jit gives."""
+def converted(model, x, cfg):
+    """Serving variables of a model."""
     variables = init(model, x)
     if cfg == STATIC:
         variables = calibrate(model, variables, [x])
-    serving = convert(model, variables, x)
+    return convert(model, variables, x)
+
+
+def serving_program(model, x, cfg=CFG):
+    """The program of a model that is converted, and what jax.jit gives."""
+    serving = converted(model, x, cfg)
     program = aqtlite.compile_serving(model.apply, serving, x)
     return program, lambda x: jax.jit(model.apply)(serving, x)
 
@@ -48,12 +53,17 @@ def mlp(cfg, width=64):
     return nn.Sequential([dense[0], nn.relu, dense[1]])
 
 
+def take(instructions, monkeypatch):
+    """Has kernels take instructions, if this processor has them."""
+    widest = integer_products.of_processor()
+    if widest is not None and instructions <= widest:
+        monkeypatch.setattr(integer_products, "of_processor", lambda: instructions)
+
+
 @pytest.fixture(params=OF_BYTES, ids=lambda one: one.name)
 def instructions(request, monkeypatch):
-    """Instructions that kernels take, if this processor has them."""
-    widest = integer_products.of_processor()
-    if widest is not None and request.param <= widest:
-        monkeypatch.setattr(integer_products, "of_processor", lambda: request.param)
+    """Each set of instructions in turn."""
+    take(request.param, monkeypatch)
 
 
 PRESETS = {
@@ -69,12 +79,20 @@ PRESETS = {
 
 
 @pytest.mark.parametrize("cfg", PRESETS.values(), ids=PRESETS)
-@pytest.mark.parametrize("shape", [(1, 64), (3, 1, 96), (70, 32)], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_rows_of_any_grid_and_dtype(cfg, shape, dtype, instructions):
-    x = common.normal(shape).astype(dtype)
-    program, wanted = serving_program(mlp(cfg), x, cfg)
-    check(program, wanted, x, [True, True])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((1, 64), "float32"), ((3, 1, 96), "bfloat16"), ((70, 32), "float16")],
+    ids=str,
+)
+def test_rows_of_any_grid_and_dtype(cfg, shape, dtype, monkeypatch):
+    x, model = common.normal(shape).astype(dtype), mlp(cfg)
+    serving = converted(model, x, cfg)
+    wanted = jax.jit(model.apply)(serving, x)
+    for instructions in OF_BYTES:
+        with monkeypatch.context() as patch:
+            take(instructions, patch)
+            program = aqtlite.compile_serving(model.apply, serving, x)
+        check(program, lambda x: wanted, x, [True, True])
 
 
 @pytest.mark.parametrize("cfg", [CFG, STATIC], ids=["own", "given"])
