@@ -8,6 +8,7 @@ the transposed matrix in another shape.
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -19,31 +20,33 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config
-from aqtlite.checkpoint import name_map
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
 from aqtlite.checkpoint.name_map import Move
-from aqtlite.checkpoint.names import name_of, path_name, steps_of
+from aqtlite.checkpoint.names import name_of
+from aqtlite.checkpoint.peft_place import MAGNITUDE, NAMES, place_of
 from aqtlite.checkpoint.quantized_formats.safetensors import SafetensorsTensors
 from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
 from aqtlite.checkpoint.write_quantized import new_path
-from aqtlite.quantization.states.state_collections import ADAPTER, PARAMETERS
 
 _CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_MAGNITUDE = "magnitude"
-_NAMES = {
-    "lora_a": "lora_A.weight",
-    "lora_b": "lora_B.weight",
-    _MAGNITUDE: "lora_magnitude_vector",
-}
 _KEY = re.compile(
     re.escape(_PREFIX)
-    + rf"(?P<module>.+)\.({'|'.join(map(re.escape, _NAMES.values()))})"
+    + rf"(?P<module>.+)\.({'|'.join(map(re.escape, NAMES.values()))})"
 )
-_OTHERS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform")
+_BY_MODULE = "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"
 """Fields for modules with a rank of their own, or that are trained as a whole."""
+
+_OF_OTHER_PARTS = (
+    *("layer_replication", "trainable_token_indices", "target_parameters"),
+    *("alora_invocation_tokens", "arrow_config"),
+)
+"""Fields for other layers than the model has, other parameters, and some tokens."""
+
+_KEEPING = None, True, False, "gaussian", "eva", "orthogonal"
+"""Ways to start that leave the weights as they are."""
 
 
 def peft_config(path: str | os.PathLike) -> config.Lora:
@@ -54,16 +57,27 @@ def peft_config(path: str | os.PathLike) -> config.Lora:
 
     Raises:
         CheckpointError: if there is none, or for adapters of another kind: other ranks
-            for some modules, trained biases, modules trained as a whole.
+            for some modules, trained biases, modules trained as a whole, or a start
+            that changed the weights (PiSSA, OLoRA).
     """
     settings = Settings(read_json(pathlib.Path(path, _CONFIG)), _CONFIG)
     settings.one_of("peft_type", ("LORA",))
     settings.one_of("bias", ("none",), "none")
     for name in ("lora_bias", "use_qalora", "use_bdlora"):
         settings.one_of(name, (False,), False)
-    for name in _OTHERS:
+    for name in _BY_MODULE:
         if settings.values.get(name):
             raise settings.wrong(name, "empty: one rule has one rank and alpha")
+    for name in _OF_OTHER_PARTS:
+        if settings.values.get(name):
+            raise settings.wrong(name, "empty: adapters are those of linear layers")
+    if settings.values.get("init_lora_weights") not in _KEEPING:
+        raise settings.wrong(
+            "init_lora_weights",
+            f"one of {', '.join(map(repr, _KEEPING[1:]))}, as others change the "
+            "weights: PEFT writes the adapter for those of before with "
+            "save_pretrained(..., path_initial_model_for_weight_conversion=)",
+        )
     fields = {}
     for name, default in (("lora_alpha", 8), ("lora_dropout", 0.0)):
         fields[name] = settings.values.get(name, default)
@@ -82,7 +96,11 @@ def peft_config(path: str | os.PathLike) -> config.Lora:
 
 
 def load_peft(
-    path: str | os.PathLike, adapters: Any, *, moves: Sequence[Move] = ()
+    path: str | os.PathLike,
+    adapters: Any,
+    *,
+    moves: Sequence[Move] = (),
+    lora: config.Lora | None = None,
 ) -> Any:
     """Reads adapters that PEFT has written.
 
@@ -93,7 +111,7 @@ def load_peft(
     >>> state = fn.init_state({"fc": jnp.ones((3, 4))}, jnp.ones((1, 3)))
     >>> path = pathlib.Path(tempfile.mkdtemp(), "adapter")
     >>> save_peft(path, state["params"], rule.adapter)
-    >>> loaded = load_peft(path, state["params"])
+    >>> loaded = load_peft(path, state["params"], lora=rule.adapter)
     >>> bool((loaded["fc"]["adapter"]["lora_a"] == state["params"]["fc"]["adapter"][
     ...     "lora_a"]).all())
     True
@@ -105,16 +123,20 @@ def load_peft(
             nnx.LoRAParam)``; of a function, ``state["params"]``.
         moves: the map from the weights of PEFT's model to variables, as `move_weights`
             takes it. Empty: a layer has the path of its module here, with dots.
+        lora: the rule's adapter, to be compared with the file's, whose `scale` the
+            arrays do not show. None for a rule that was made by `peft_config`.
 
     Returns:
         A tree like `adapters`, of float32.
 
     Raises:
         CheckpointError: as for `peft_config`; if an adapter is only in the file or only
-            in the tree, if shapes differ, if values are not finite, or if a weight is
-            joined of several.
+            in the tree, if shapes or scales differ, if values are not finite, or if a
+            weight is joined of several.
     """
-    lora = peft_config(path)
+    of_file = peft_config(path)
+    if lora is not None:
+        _check_alike(lora, of_file)
     tensors = SafetensorsTensors(pathlib.Path(path, _FILE))
     for key in tensors.infos:
         if _KEY.fullmatch(key) is None:
@@ -125,10 +147,10 @@ def load_peft(
     leaves, treedef = jax.tree.flatten_with_path(adapters)
     made = []
     for key_path, leaf in leaves:
-        place = _place_of(key_path, moves, np.shape(leaf))
+        place = place_of(key_path, moves, np.shape(leaf))
         layers = []
         for module in place.modules:
-            key = f"{_PREFIX}{module}.{_NAMES[place.name]}"
+            key = f"{_PREFIX}{module}.{NAMES[place.name]}"
             if key not in tensors.infos:
                 raise CheckpointError(
                     f"{_FILE} has no {key} for the adapter {place.path}"
@@ -137,8 +159,13 @@ def load_peft(
             x = tensors.read(key)
             if not is_finite(x):
                 raise CheckpointError(f"{key} in {_FILE} holds NaN or infinities")
-            layers.append(place.read(key, x, lora.rank))
+            layers.append(place.read(key, x, of_file.rank))
         stacked = np.stack(layers) if place.is_stacked else layers[0]
+        if stacked.shape != place.shape_in_file(np.shape(leaf)):
+            raise CheckpointError(
+                f"{key} in {_FILE} has the shape {x.shape}, and {place.name} of "
+                f"{place.path} the shape {np.shape(leaf)}"
+            )
         made.append(jnp.asarray(stacked.reshape(np.shape(leaf)), jnp.float32))
     if unused:
         raise CheckpointError(
@@ -155,8 +182,13 @@ def save_peft(
     *,
     moves: Sequence[Move] = (),
     base_model: str = "",
+    initial: Any = None,
 ) -> None:
     """Writes adapters as PEFT reads them, in float32 without rounding.
+
+    An adapter is for the weights beside which it was trained. One that started with
+    directions of the weights (``init="pissa"``) is written for the weights as they were
+    before, by its difference to what it started from, of twice the rank.
 
     Args:
         path: folder to be made.
@@ -165,25 +197,38 @@ def save_peft(
         moves: as for `load_peft`; a weight that is split into several has one `lora_A`,
             so that they have to be equal.
         base_model: name or path of the model that PEFT loads them for.
+        initial: adapters like `adapters`, as they started, to write the difference to
+            them; None for the adapters themselves.
 
     Raises:
-        CheckpointError: if the path exists, or an adapter has no place in the file.
+        CheckpointError: if the path exists, if an adapter has no place in the file, or
+            for ``init="pissa"`` without `initial`.
     """
     is_dora = isinstance(lora, config.Dora)
+    if lora.init == "pissa" and initial is None:
+        raise CheckpointError(
+            f"adapters of {lora!r} are for what remained of the weights: give "
+            "initial=, the adapters as they started, to write them for the weights as "
+            "they were; or lora with init='zero', for a base saved as it remained"
+        )
     arrays: dict[str, np.ndarray] = {}
     parts: dict[str, dict[int, np.ndarray]] = {}
-    for key_path, leaf in jax.tree.leaves_with_path(adapters):
+    written = lora if initial is None else _of_twice_the_rank(lora)
+    leaves = jax.tree.leaves_with_path(adapters)
+    for (key_path, leaf), start in zip(leaves, _starts(adapters, initial), strict=True):
         x = np.asarray(leaf, np.float32)
-        place = _place_of(key_path, moves, x.shape)
-        if place.name == _MAGNITUDE and not is_dora:
+        place = place_of(key_path, moves, x.shape)
+        if place.name == MAGNITUDE and not is_dora:
             raise CheckpointError(
                 f"{place.path} has magnitudes, and the adapter is {lora!r}: give the "
                 "rule's config.Dora"
             )
-        layers = x if place.is_stacked else x[None]
-        for module, layer in zip(place.modules, layers, strict=True):
-            key = f"{_PREFIX}{module}.{_NAMES[place.name]}"
-            matrix = place.written(layer, lora.rank)
+        for i, module in enumerate(place.modules):
+            key = f"{_PREFIX}{module}.{NAMES[place.name]}"
+            at = i if place.is_stacked else ...
+            matrix = place.written(x[at], lora.rank)
+            if start is not None:
+                matrix = place.less(matrix, place.written(start[at], lora.rank))
             if place.name != "lora_a":
                 parts.setdefault(key, {})[place.part] = matrix
             elif not np.array_equal(arrays.setdefault(key, matrix), matrix):
@@ -199,8 +244,8 @@ def save_peft(
         "base_model_name_or_path": base_model,
         "task_type": None,
         "inference_mode": True,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
+        "r": written.rank,
+        "lora_alpha": written.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.is_rank_stabilized,
         "use_dora": is_dora,
@@ -214,113 +259,37 @@ def save_peft(
         (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
 
 
+def _check_alike(lora: config.Lora, of_file: config.Lora) -> None:
+    """Raises CheckpointError if a rule's adapter is another than that of a file."""
+    is_alike = (
+        lora.rank == of_file.rank
+        and math.isclose(lora.scale, of_file.scale, rel_tol=1e-6)
+        and isinstance(lora, config.Dora) == isinstance(of_file, config.Dora)
+    )
+    if not is_alike:
+        raise CheckpointError(
+            f"{_CONFIG} is of {of_file!r}, of scale {of_file.scale:g}, and the rule's "
+            f"adapter is {lora!r}, of scale {lora.scale:g}: make the rule with "
+            "peft_config(path)"
+        )
+
+
+def _of_twice_the_rank(lora: config.Lora) -> config.Lora:
+    """Returns an adapter of the same scale."""
+    factor = math.sqrt(2) if lora.is_rank_stabilized else 2
+    return dataclasses.replace(lora, rank=2 * lora.rank, alpha=factor * lora.alpha)
+
+
+def _starts(adapters: Any, initial: Any) -> list[np.ndarray | None]:
+    """Returns what each adapter started from; None where that is not subtracted."""
+    if initial is None:
+        return [None] * len(jax.tree.leaves(adapters))
+    if jax.tree.map(np.shape, initial) != jax.tree.map(np.shape, adapters):
+        raise CheckpointError("initial is no tree of arrays like the adapters")
+    return [np.asarray(start, np.float32) for start in jax.tree.leaves(initial)]
+
+
 def _lazy(arrays: dict[str, np.ndarray]) -> Iterator[LazyArray]:
     for key, x in sorted(arrays.items()):
         info = ArrayInfo(x.shape, x.dtype)
         yield LazyArray(name_of(key.split(".")), info, lambda x=x: x)  # type: ignore[misc]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where the parameter of an adapter is in a file."""
-
-    path: str
-    """Path of its module or weight in the model."""
-
-    name: str
-    """``lora_a``, ``lora_b`` or ``magnitude``."""
-
-    modules: tuple[str, ...]
-    """Modules of PEFT's model, one for each layer."""
-
-    is_stacked: bool
-    move: Move | None
-    part: int
-
-    def read(self, key: str, x: np.ndarray, rank: int) -> np.ndarray:
-        """Returns a matrix of the file as the rank and one other axis, transposed."""
-        if self.name == _MAGNITUDE:
-            if x.ndim != 1:
-                raise CheckpointError(f"{key} has the shape {x.shape}, no vector")
-            return x[self._part(len(x))].astype(np.float32)
-        axis = 0 if self.name == "lora_a" else 1
-        if x.ndim != 2 or x.shape[axis] != rank:
-            raise CheckpointError(
-                f"{key} has the shape {x.shape}, which is no matrix of rank {rank}"
-            )
-        if self.name == "lora_b":
-            x = x[self._part(len(x))]
-        return x.T.astype(np.float32)
-
-    def _part(self, outputs: int) -> slice:
-        if self.move is None:
-            return slice(None)
-        return name_map.part_of(self.move, self.part, outputs)
-
-    def written(self, x: np.ndarray, rank: int) -> np.ndarray:
-        """Returns a parameter as the matrix of the file."""
-        if self.name == _MAGNITUDE:
-            return x.reshape(-1)
-        axis = -1 if self.name == "lora_a" else 0
-        if x.shape[axis] != rank:
-            raise CheckpointError(
-                f"{self.name} of {self.path} has the shape {x.shape}, and the rank is "
-                f"{rank}"
-            )
-        matrix = x.reshape(-1, rank) if axis else x.reshape(rank, -1)
-        return np.ascontiguousarray(matrix.T)
-
-
-def _place_of(
-    key_path: tuple[Any, ...], moves: Sequence[Move], shape: tuple[int, ...]
-) -> _Place:
-    """Returns where a leaf of a tree of adapters is in a file.
-
-    Raises:
-        CheckpointError: if no line of the map, or several, make its weight.
-    """
-    steps = steps_of(path_name(key_path))
-    at = steps.index(ADAPTER) if ADAPTER in steps[:-1] else 0
-    # A box of sharding metadata may follow.
-    name = steps[at + 1] if at else ""
-    if not at or name not in _NAMES:
-        raise CheckpointError(f"{'/'.join(steps)} is no parameter of an adapter")
-    above = steps[: at - 1] if steps[at - 1].startswith("aqt_") else steps[:at]
-    if above[:2] == ("aqt", "learned"):  # Of NNX, in the attribute of a model.
-        above = above[2:]
-    path = "/".join(above).removeprefix(f"{PARAMETERS}/")
-    if not moves:
-        return _Place(path, name, (path.replace("/", "."),), False, None, 0)
-    found = []
-    for move in moves:
-        for part, target in enumerate(move.targets):
-            target = target.removeprefix(f"{PARAMETERS}/")
-            for one in {target, target.rpartition("/")[0]} - {""}:
-                match = name_map.pattern_of(one).fullmatch(path)
-                if match is not None and _is_matrix(move):
-                    found.append((move, part, match.groupdict()))
-    if len(found) != 1:
-        count = "no line" if not found else f"{len(found)} lines"
-        raise CheckpointError(f"{count} of the map make the weight of {path}")
-    ((move, part, values),) = found
-    if len(move.sources) > 1:
-        raise CheckpointError(
-            f"the weight of {path} is joined of {move.sources}, whose adapters have "
-            "no common matrix"
-        )
-    source = move.sources[0]
-    names = (
-        [name_map.filled(source, values)]
-        if move.stacked is None
-        else [
-            name_map.filled(source, {**values, move.stacked: str(i)})
-            for i in range(shape[0])
-        ]
-    )
-    modules = tuple(one.removesuffix(".weight") for one in names)
-    return _Place(path, name, modules, move.stacked is not None, move, part)
-
-
-def _is_matrix(move: Move) -> bool:
-    """Whether a line moves weights, not the biases beside them."""
-    return not any(source.endswith(".bias") for source in move.sources)

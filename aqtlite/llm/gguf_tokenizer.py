@@ -26,8 +26,13 @@ _WORDS = {
 """What texts are cut into before bytes are merged, by ``tokenizer.ggml.pre``: the
 regular expressions that the models' own ``tokenizer.json`` have."""
 
-_CONTROL, _BYTE = 3, 6
-"""Types of tokens, in ``tokenizer.ggml.token_type``."""
+_OF_LLAMA_3 = "llama-bpe"
+"""Its tokenizer takes words that are tokens as they are, whatever merges make of them,
+and starts texts with a token. Files may leave both out, as llama.cpp knows them."""
+
+_CONTROL, _USER_DEFINED = 3, 4
+"""Types of tokens, in ``tokenizer.ggml.token_type``, that are found in a text before it
+is cut into words."""
 
 
 def of_metadata(metadata: Mapping[str, Any], where: str) -> tuple[Any, frozenset[int]]:
@@ -61,15 +66,21 @@ def of_metadata(metadata: Mapping[str, Any], where: str) -> tuple[Any, frozenset
             f"{where}: tokenizers of the kind {kind!r} are not made from GGUF, 'gpt2' "
             "and 'llama' are: name a tokenizer.json (--tokenizer)"
         )
-    types = np.asarray(own.get("token_type", np.zeros(len(tokens))))
-    special = [
-        package.AddedToken(token, special=True, normalized=False)
-        for token, one in zip(tokens, types.tolist(), strict=True)
-        if one == _CONTROL
-    ]
-    made.add_special_tokens(special)
+    types = np.asarray(own.get("token_type", np.zeros(len(tokens)))).tolist()
+    for add, of_type in (
+        (made.add_special_tokens, _CONTROL),
+        (made.add_tokens, _USER_DEFINED),
+    ):
+        add(
+            [
+                package.AddedToken(token, normalized=False)
+                for token, one in zip(tokens, types, strict=True)
+                if one == of_type
+            ]
+        )
     bos = own.get("bos_token_id")
-    if own.get("add_bos_token", kind == "llama") and bos is not None:
+    has_bos = kind == "llama" or own.get("pre") == _OF_LLAMA_3
+    if own.get("add_bos_token", has_bos) and bos is not None:
         name = _token(tokens, bos, where)
         made.post_processor = package.processors.TemplateProcessing(
             single=f"{name} $A".replace(":", r"\:") if ":" in name else [name, "$A"],
@@ -94,7 +105,13 @@ def _of_bytes(
         raise CheckpointError(f"{where}: {_PREFIX}merges is no list of pairs")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     made = package.Tokenizer(
-        _model(package.models.BPE, where, vocab=vocabulary, merges=merges)
+        _model(
+            package.models.BPE,
+            where,
+            vocab=vocabulary,
+            merges=merges,
+            ignore_merges=name == _OF_LLAMA_3,
+        )
     )
     split = package.pre_tokenizers.Split(
         package.Regex(_WORDS[name]), behavior="isolated"

@@ -71,7 +71,7 @@ def _llama(settings: Settings) -> dict[str, Any]:
 
 def _mistral(settings: Settings) -> dict[str, Any]:
     fields = _common(settings, kv=8)
-    if "layer_types" in settings.values:
+    if settings.values.get("layer_types") is not None:
         return fields
     return {**fields, "windows": (_window(settings, 4096),) * len(fields["ropes"])}
 
@@ -92,7 +92,7 @@ def _qwen3(settings: Settings) -> dict[str, Any]:
 
 def _qwen_windows(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
     """Layers from ``max_window_layers`` on have windows, if any do."""
-    if "layer_types" in settings.values:
+    if settings.values.get("layer_types") is not None:
         return fields
     window = None
     if settings.flag("use_sliding_window", default=False):
@@ -135,16 +135,17 @@ def _gemma3(settings: Settings) -> dict[str, Any]:
         )
     window = _window(settings, 4096)
     by_type = settings.inner("rope_parameters")
+    local = number(settings, "rope_local_base_freq", 10_000.0)
     if by_type is not None and by_type.inner("full_attention") is not None:
+        of_all = number(settings, "rope_theta", 1_000_000.0)
         ropes = {
             kind: _rope_of(by_type.inner(kind) or by_type, size, theta)
             for kind, theta in (
-                ("full_attention", 1_000_000.0),
-                ("sliding_attention", 10_000.0),
+                ("full_attention", of_all),
+                ("sliding_attention", local),
             )
         }
     else:
-        local = number(settings, "rope_local_base_freq", 10_000.0)
         ropes = {
             "full_attention": _rope(settings, size, 1_000_000.0),
             "sliding_attention": Rope(theta=local),
@@ -237,19 +238,16 @@ def _activation(settings: Settings, key: str, default: str) -> str:
 
 def _rope(settings: Settings, size: int, theta: float) -> Rope:
     """The rotary embedding: ``rope_parameters``, or the two fields of before."""
-    found = settings.inner("rope_parameters")
-    if found is not None:
-        return _rope_of(found, size, theta)
     theta = number(settings, "rope_theta", theta)
-    scaling = settings.inner("rope_scaling")
-    return Rope(theta=theta) if scaling is None else _rope_of(scaling, size, theta)
+    found = settings.inner("rope_parameters") or settings.inner("rope_scaling")
+    return Rope(theta=theta) if found is None else _rope_of(found, size, theta)
 
 
 def _rope_of(settings: Settings, size: int, theta: float) -> Rope:
     theta = number(settings, "rope_theta", theta)
     if number(settings, "partial_rotary_factor", 1.0) != 1.0:
         raise settings.wrong("partial_rotary_factor", "1: whole heads are rotated")
-    key = "rope_type" if "rope_type" in settings.values else "type"
+    key = "type" if settings.values.get("rope_type") is None else "rope_type"
     kind = settings.one_of(key, ("default", "linear", "llama3"), "default")
     if kind == "default":
         return Rope(theta=theta)

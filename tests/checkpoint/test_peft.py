@@ -1,5 +1,6 @@
 """Adapters in the files of PEFT: read from it, written, and files that are refused."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -157,6 +158,10 @@ def test_parts_of_a_weight_have_one_first_matrix(tmp_path):
         ("bias", "all"),
         ("modules_to_save", ["head"]),
         ("rank_pattern", {"up": 4}),
+        ("layer_replication", [[0, 2], [1, 2]]),
+        ("trainable_token_indices", [1]),
+        ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "olora"),
         ("r", 0),
         ("r", 4),
         ("lora_alpha", "7"),
@@ -199,6 +204,95 @@ def test_other_tensors_are_refused(case, text, tmp_path):
     safetensors.save_file(tensors, folder / FILE)
     with pytest.raises(CheckpointError, match=text):
         load_peft(folder, of(model, MOVES)[2], moves=MOVES)
+
+
+def of_one(lora, inputs=8, outputs=4):
+    """A function of one weight, this weight, and adapters that are not zero."""
+    rule = Rule(cfg=None, adapter=lora)
+    fn_q = aqtlite.quantize_function(lambda p, x: x @ p["w"], [rule], params=0)
+    params = {"w": normal((inputs, outputs))}
+    ones = jnp.ones((1, inputs))
+    if lora.init == "pissa":
+        params, state = aqtlite.with_initial_adapters(fn_q, params, ones)
+    else:
+        state = fn_q.init_state(params, ones)
+    return fn_q, params, state["params"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        config.Lora(3, 8, is_rank_stabilized=True),
+        config.Lora(3, 7),
+        config.Lora(2, 7, is_rank_stabilized=True),
+        config.Dora(3, 7, is_rank_stabilized=True),
+    ],
+    ids=repr,
+)
+def test_the_adapter_of_another_rule_is_refused(other, tmp_path):
+    adapters = of_one(LORA)[2]
+    save_peft(tmp_path / "x", adapters, LORA)
+    load_peft(tmp_path / "x", adapters, lora=LORA)
+    with pytest.raises(CheckpointError, match="make the rule with peft_config"):
+        load_peft(tmp_path / "x", adapters, lora=other)
+
+
+@pytest.mark.parametrize(
+    ("rank", "inputs", "outputs"), [(2, 8, 4), (4, 6, 3), (3, 8, 6), (3, 4, 8)]
+)
+def test_other_shapes_are_refused(rank, inputs, outputs, tmp_path):
+    """Some have as many elements."""
+    save_peft(tmp_path / "x", of_one(LORA)[2], LORA)
+    others = of_one(config.Lora(rank, 7), inputs, outputs)[2]
+    with pytest.raises(CheckpointError, match=r"has the shape .* of w the shape"):
+        load_peft(tmp_path / "x", others)
+
+
+@pytest.mark.parametrize("is_rank_stabilized", [False, True])
+def test_directions_of_the_weights_are_written_for_the_weights_of_before(
+    is_rank_stabilized, tmp_path
+):
+    lora = config.Lora(2, 6, init="pissa", is_rank_stabilized=is_rank_stabilized)
+    fn_q, rest, initial = of_one(lora)
+    adapters = jax.tree.map(lambda a: a + 0.1 * normal(a.shape, 1), initial)
+    with pytest.raises(CheckpointError, match="give initial=, the adapters as they"):
+        save_peft(tmp_path / "x", adapters, lora)
+    with pytest.raises(CheckpointError, match="no tree of arrays like the adapters"):
+        save_peft(tmp_path / "x", adapters, lora, initial={"w": jnp.ones(3)})
+    assert not (tmp_path / "x").exists()
+    save_peft(tmp_path / "x", adapters, lora, initial=initial)
+    of_file = peft_config(tmp_path / "x")
+    assert (of_file.rank, of_file.scale) == (4, pytest.approx(lora.scale))
+    wanted, _ = fn_q({"params": adapters}, rest, jnp.eye(8))
+    before, params, started = of_one(of_file)
+    loaded = load_peft(tmp_path / "x", started, lora=of_file)
+    found, _ = before({"params": loaded}, params, jnp.eye(8))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    # For weights that are saved as they remained, the adapters are written as they are.
+    save_peft(tmp_path / "y", adapters, dataclasses.replace(lora, init="zero"))
+    loaded = load_peft(tmp_path / "y", adapters, lora=lora)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, loaded, adapters))
+
+
+def test_the_difference_to_the_start_of_stacked_layers(tmp_path):
+    _, _, initial = of(scanned, STACKED)
+    adapters = jax.tree.map(lambda a: a + normal(a.shape), initial)
+    save_peft(tmp_path / "x", adapters, LORA, moves=STACKED, initial=initial)
+    tensors = safetensors.load_file(tmp_path / "x" / FILE)
+    for name in ("up", "down"):
+        (found,) = (one for path, one in adapters.items() if name in path)
+        (start,) = (one for path, one in initial.items() if name in path)
+        now, before = (
+            np.asarray(one["adapter"]["lora_a"] @ one["adapter"]["lora_b"])
+            for one in (found, start)
+        )
+        for i in range(2):
+            a, b = (
+                tensors[f"base_model.model.layers.{i}.{name}_proj.lora_{x}.weight"]
+                for x in "AB"
+            )
+            difference = (now - before)[i].T
+            np.testing.assert_allclose(b @ a, difference, rtol=1e-4, atol=1e-5)
 
 
 def test_what_has_no_place_is_refused(tmp_path):

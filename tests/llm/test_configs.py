@@ -43,12 +43,28 @@ def test_old_configs_say_the_same(family):
     assert config_of(old) == config_of(new) == llm.moves_of(FOLDER / family)[0]
 
 
+def test_theta_beside_the_rope_that_lacks_it():
+    values = {**metadata("qwen2"), "rope_theta": 5e5}
+    for rope in ({"rope_type": "default"}, {"rope_type": None, "type": "default"}):
+        for key in ("rope_parameters", "rope_scaling"):
+            given = {**values, "rope_parameters": None, key: rope}
+            assert {one.theta for one in config_of(given).ropes} == {5e5}
+    gemma = metadata("gemma3") | {"rope_theta": 2e6, "rope_local_base_freq": 3e4}
+    kinds = ("full_attention", "sliding_attention")
+    gemma["rope_parameters"] = {kind: {"rope_type": "default"} for kind in kinds}
+    assert {one.theta for one in config_of(gemma).ropes} == {2e6, 3e4}
+
+
 def test_layers_with_windows():
     qwen = {k: v for k, v in metadata("qwen2").items() if k != "layer_types"}
     qwen |= {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
     assert config_of(qwen).windows == (None, 7)
     mistral = metadata("mistral")
     assert config_of({**mistral, "sliding_window": None}).windows == (None, None)
+    without = {k: v for k, v in mistral.items() if k != "layer_types"}
+    for values in (without, {**without, "layer_types": None}):
+        assert config_of({**values, "sliding_window": 5}).windows == (5, 5)
+    assert config_of({**qwen, "layer_types": None}).windows == (None, 7)
     gemma = metadata("gemma3")
     gemma |= {"layer_types": None, "sliding_window_pattern": 3}
     assert config_of(gemma).windows == (4, 4, None)

@@ -129,6 +129,55 @@ def test_a_tokenizer_of_bytes_is_made_from_gguf():
             gguf_tokenizer.of_metadata({**pairs, f"tokenizer.ggml.{key}": value}, "f")
 
 
+OF_BYTES = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": [
+        *"abcd",
+        "ab",
+        "cd",
+        "<bos>",
+        "<|x|>",
+        "abcd",
+        *"<think>",
+    ],
+    "tokenizer.ggml.merges": ["a b", "c d"],
+    "tokenizer.ggml.bos_token_id": 6,
+}
+
+
+@pytest.mark.parametrize(
+    ("pre", "ids"), [("llama-bpe", [6, 8, 4]), ("qwen2", [4, 5, 4]), (None, [4, 5, 4])]
+)
+def test_words_that_are_tokens_and_the_start_of_a_text(pre, ids):
+    """Llama 3 does not merge what is a token, and texts start with a token."""
+    pairs = {
+        **OF_BYTES,
+        **({} if pre is None else {"tokenizer.ggml.pre": pre}),
+        "tokenizer.ggml.token_type": [*[1] * 6, 3, 4, *[1] * 8],
+    }
+    made, _ = gguf_tokenizer.of_metadata(pairs, "file")
+    # Its words end before "<".
+    assert made.encode("abcd<|x|>ab").ids == [*ids[:-1], 7, ids[-1]]
+    for add in (True, False):
+        changed = {**pairs, "tokenizer.ggml.add_bos_token": add}
+        made, _ = gguf_tokenizer.of_metadata(changed, "file")
+        assert (made.encode("ab").ids == [6, 4]) == add
+
+
+def test_tokens_that_users_defined_are_found_in_texts_and_printed():
+    tokens = [*OF_BYTES["tokenizer.ggml.tokens"], "<think>"]
+    pairs = {
+        **OF_BYTES,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.token_type": [*[1] * 6, 3, *[1] * 9, 4],
+    }
+    made, stop = gguf_tokenizer.of_metadata(pairs, "file")
+    assert made.encode("<think>ab").ids == [len(tokens) - 1, 4]
+    given = llm.Tokenizer(made, stop)
+    assert "".join(given.decoded(given.encode("<think>ab"))) == "<think>ab"
+
+
 def test_a_tokenizer_of_pieces_is_made_from_gguf():
     tokens, special, merges = pairs_of("mistral")
     rank = {"".join(one): -float(i + 1) for i, one in enumerate(merges)}
