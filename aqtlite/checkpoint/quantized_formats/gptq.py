@@ -37,7 +37,7 @@ class _Layout:
         self.group = None if group == -1 else settings.integer("group_size", 1)
         self.is_symmetric = settings.flag("sym", default=False)
         self.in_order = not settings.flag("desc_act", default=False)
-        is_old = "checkpoint_format" not in settings.values
+        is_old = settings.values.get("checkpoint_format") is None
         key = "format" if is_old else "checkpoint_format"
         version = settings.one_of(key, ("gptq", "gptq_v2"), "gptq")
         self.zero_offset = 1 if version == "gptq" else 0

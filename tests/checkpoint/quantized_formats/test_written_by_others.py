@@ -8,6 +8,7 @@ import pytest
 
 from aqtlite import checkpoint
 from aqtlite.qtensor.qtensor import QTensor
+from tests.checkpoint.quantized_formats import edited
 
 pytestmark = pytest.mark.code("quick")
 
@@ -38,3 +39,19 @@ def test_decoded_as_the_package_does(case):
             np.testing.assert_array_max_ulp(got, wanted, 1)
         else:
             np.testing.assert_array_equal(bits(got), bits(wanted), err_msg=name)
+
+
+def test_the_version_of_gptq_under_its_other_name(tmp_path):
+    name, config = edited.config_of("gptq_4_affine")
+    quantization = config["quantization_config"]
+    quantization["format"] = quantization.pop("checkpoint_format")
+    for one in (quantization, {**quantization, "checkpoint_format": None}):
+        config["quantization_config"] = one
+        edited.write(tmp_path / "x", edited.tensors_of("gptq_4_affine"), (name, config))
+        loaded = checkpoint.load_quantized(tmp_path / "x")
+        for key, wanted in checkpoint.load_quantized(FOLDER / "gptq_4_affine").items():
+            both = (
+                x.dequant() if isinstance(x, QTensor) else x
+                for x in (loaded[key], wanted)
+            )
+            np.testing.assert_array_equal(*both)
