@@ -88,16 +88,15 @@ def pack(
             rest[i] if i in rest else zeros(shape_of(aval))
             for i, aval in enumerate(closed.in_avals[:count])
         ]
-        weights = {one.site.location: packed[number[one.key]] for one in found}
         replacements = {
             one.site.location: Replacement(
-                one.run, weights[one.site.location], per_step=one.per_step
+                one.run, packed[number[one.key]], per_step=one.per_step
             )
             for one in found
         }
         for product in rounding:
-            of_product = product.replacements(weights[product.site.location])
-            replacements.update(of_product)
+            alone = replacements[product.site.location]
+            replacements.update(product.replacements(alone))
         return rewriting.evaluate(closed, [*values, *inputs], replacements)[0]
 
     return PackedCall(function, tuple(leaves))

@@ -68,11 +68,14 @@ class Product:
         _, *scales = self.rounding.operands
         return frozenset().union(*(one.inputs for one in scales))
 
-    def replacements(self, packed: Packed) -> Replacements:
+    def replacements(self, weights: Replacement) -> Replacements:
         """Returns replacements of the quantization, the product and what is between.
 
         The kernel is called in place of the quantization, which comes first. The others
         take what it returned, as they are evaluated behind it, in the same body.
+
+        Args:
+            weights: replacement of the product alone, whose weights are packed.
         """
         made: dict[str, jax.Array] = {}
 
@@ -88,29 +91,26 @@ class Product:
             whole, found = core.jaxpr_as_fun(_body(self.rounding.eqn))(*values)
             return [whole, made["of rows"] if has_own else found], None
 
-        def take(name: str) -> Replacement:
-            return self._replacement(lambda values: made[name])
+        def instead(function: Callable[[Sequence[Any]], Any]) -> Replacement:
+            """Replaces an equation of one result by a function of its inputs."""
+
+            def run(values: Sequence[Any], given: None) -> tuple[list[Any], None]:
+                del given
+                return [function(values)], None
+
+            return dataclasses.replace(weights, function=run, given=None)
 
         replaced = {
-            self.rounding.location: Replacement(
-                round_and_sum, packed, per_step=self.site.per_step
+            self.rounding.location: dataclasses.replace(
+                weights, function=round_and_sum
             ),
-            self.site.location: take("sums"),
+            self.site.location: instead(lambda values: made["sums"]),
         }
         if self.ends is not None:
-            replaced[self.ends.location] = take("of rows")
+            replaced[self.ends.location] = instead(lambda values: made["of rows"])
         for barrier in self.barriers:
-            replaced[barrier.location] = self._replacement(lambda values: values[0])
+            replaced[barrier.location] = instead(lambda values: values[0])
         return replaced
-
-    def _replacement(self, function: Callable[[Sequence[Any]], Any]) -> Replacement:
-        """Replaces an equation of one result by a function of its inputs."""
-
-        def run(values: Sequence[Any], given: None) -> tuple[list[Any], None]:
-            del given
-            return [function(values)], None
-
-        return Replacement(run, per_step=self.site.per_step)
 
 
 def find(

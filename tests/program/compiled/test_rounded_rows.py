@@ -219,6 +219,22 @@ def test_weights_on_the_left_and_steps_of_a_scan():
     check(program, lambda x: jax.jit(serve)(serving, x), x, [True])
 
 
+@pytest.mark.parametrize("steps", [1, 3, 4])
+def test_one_weight_of_all_steps_beside_one_of_each(steps):
+    def function(params, x):
+        def step(x, w):
+            return jnp.tanh(x @ w) + x @ params["all"], None
+
+        return jax.lax.scan(step, x, params["each"])[0]
+
+    params = {"all": common.normal((64, 64)), "each": common.normal((steps, 64, 64))}
+    x = common.normal((2, 64))
+    quantized = aqtlite.quantize_function(function, CFG, params=0)
+    serve, serving = aqtlite.convert_function(quantized, params, x)
+    program = aqtlite.compile_serving(serve, serving, x)
+    check(program, lambda x: jax.jit(serve)(serving, x), x, [True, True])
+
+
 def test_a_function_that_is_called_twice():
     @jax.jit
     def layer(w, x):
