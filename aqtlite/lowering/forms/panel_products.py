@@ -191,6 +191,7 @@ def of_rounded_rows(
         The sums, int32, and for each row, float32 ``(rows, 1)``, its own scale, or if a
         scale is given, 1, or NaN where the first or the last element is not finite.
     """
+    panels.check(weights, columns, x.shape[1], bits)
     kernel = Kernel(bits, _instructions(x.shape[0], bits, 1), grid=grid)
     sums = jax.ShapeDtypeStruct((x.shape[0], columns), jnp.int32)
     of_rows = jax.ShapeDtypeStruct((x.shape[0], 1), jnp.float32)
@@ -348,9 +349,10 @@ def _call(
         is_transposed: whether `x` is ``(products, rows)``, beside `Layout.COLUMNS`. XLA
             would transpose it in a loop, and round it a second time.
     """
-    if weights.dtype == jnp.uint8:
-        layout = Layout.PANELS
     products, rows = x.shape if is_transposed else x.shape[::-1]
+    if weights.dtype == jnp.uint8:
+        panels.check(weights, columns, products, bits)
+        layout = Layout.PANELS
     products //= scales[-1].shape[1] if scales else 1
     instructions = _instructions(rows, bits, count)
     # Products of int16 are carried in any case.

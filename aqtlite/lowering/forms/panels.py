@@ -85,6 +85,23 @@ def of_bytes(weights: jax.Array, bits: int) -> jax.Array:
     )
 
 
+def check(weights: jax.Array, columns: int, products: int, bits: int) -> None:
+    """Raises ValueError for panels of another matrix, behind which a kernel would read.
+
+    Args:
+        weights: the panels.
+        columns: number of rows of the matrix.
+        products: number of weights of a row.
+        bits: bits of a weight.
+    """
+    wanted = -(-columns // PANEL), PANEL * products * bits // 8
+    if weights.shape != wanted:
+        raise ValueError(
+            f"panels of {columns} rows of {products} weights of {bits} bits have the "
+            f"shape {wanted}, got {weights.shape}"
+        )
+
+
 def of_scales(scales: jax.Array) -> jax.Array:
     """Returns float32 ``(rows, tiles)`` in panels, ``(panels, tiles, PANEL)``."""
     return _in_panels(scales)

@@ -21,6 +21,7 @@ from aqtlite.lowering.forms import (
     custom_call,
     integer_products,
     panel_products,
+    panels,
     processor,
 )
 from aqtlite.lowering.forms.integer_products import Instructions
@@ -53,6 +54,20 @@ def without_vnni(monkeypatch):
     """Has the processor, and its kernel, multiply bytes by AVX2 alone."""
     monkeypatch.setattr(processor, "has_slow_dots_of_bytes", lambda: True)
     monkeypatch.setattr(processor, "adds_products_of_bytes", lambda: False)
+
+
+@pytest.mark.code("quick")
+@pytest.mark.parametrize("columns", [32, 40])
+def test_panels_of_another_matrix_are_refused(columns):
+    """A kernel would read what lies behind them."""
+    weights = integers((columns, 64), 127)
+    x = integers((3, 64), 127, seed=1)
+    for bits, whole in ((8, weights), (4, jnp.asarray(weights % 8, jnp.int4))):
+        packed = panels.of_weights(jnp.asarray(whole))
+        panels.check(packed, columns, 64, bits)
+        for given in (packed[:-1], packed[:, :-4], packed[:1], packed[None]):
+            with pytest.raises(ValueError, match=f"panels of {columns} rows of 64"):
+                panel_products.of_matrices(x, given, columns, bits)
 
 
 def test_it_runs_wherever_llvm_and_avx2_are():
