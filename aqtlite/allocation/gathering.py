@@ -102,7 +102,8 @@ def check(gathered: Gathered) -> None:
     """Raises ValueError if a contraction has seen no batch."""
     statistics_uses.check_gathered(
         {path: [one._asdict() for one in states] for path, states in gathered.items()},
-        "give batches with which the model runs this contraction",
+        "give batches with which the model runs this contraction, on inputs without "
+        "NaN or infinities",
     )
 
 

@@ -229,15 +229,16 @@ def refuse(wrong: list[str], advice: Callable[[], str]) -> None:
 
 
 def subtrees_of(wanted: list[str], names: set[str]) -> list[str]:
-    """The paths below which a source has all `wanted` names."""
+    """The paths below which a source has all `wanted` names, and no others."""
     if not wanted:
         return []
-    first = f"/{wanted[0]}"
+    first, count = f"/{wanted[0]}", len(wanted)
     return sorted(
         (
             path
             for path in (n.removesuffix(first) for n in names if n.endswith(first))
             if all(f"{path}/{name}" in names for name in wanted)
+            and sum(name.startswith(f"{path}/") for name in names) == count
         ),
         key=lambda path: (path.split("/")[-1] != PARAMS, path),
     )

@@ -396,6 +396,8 @@ def test_losses_that_are_no_scalar_or_not_finite():
         )
     with pytest.raises(ValueError, match="hold NaN or infinities on batch 1"):
         measured(batches=[X, jnp.inf * X], candidates=[INT4])
+    with pytest.raises(ValueError, match="on inputs without NaN or infinities"):
+        measured(batches=[jnp.nan * X], candidates=[config.gptq(4)])
     with pytest.raises(ValueError, match="or zeros alone, on all batches"):
         measured(matmul, jnp.zeros((X.shape[1], 4)), candidates=[INT4])
 

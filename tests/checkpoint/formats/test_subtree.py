@@ -54,6 +54,15 @@ def test_the_refusal_names_the_subtree_that_converts(how, tmp_path):
     assert_same(loaded, support.serving())
 
 
+def test_no_subtree_is_named_that_has_more_than_the_model(tmp_path):
+    params = {**VARIABLES["params"], "extra": {"kernel": np.ones(3)}}
+    source = save(tmp_path / "float", {**VARIABLES, "params": params}, "orbax")
+    args = (source, tmp_path / "out", MODEL, X)
+    refuses(
+        "params/extra/kernel is not in the model$", checkpoint.convert_checkpoint, *args
+    )
+
+
 def test_it_reads_nothing_else(tmp_path, monkeypatch):
     source, subtree = save_state(tmp_path / "float", "orbax")
     read = []
