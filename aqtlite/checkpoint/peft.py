@@ -228,7 +228,8 @@ def save_peft(
             at = i if place.is_stacked else ...
             matrix = place.written(x[at], lora.rank)
             if start is not None:
-                matrix = place.less(matrix, place.written(start[at], lora.rank))
+                start_of_one = place.written(start[at], lora.rank)
+                matrix = place.difference(matrix, start_of_one)
             if place.name != "lora_a":
                 parts.setdefault(key, {})[place.part] = matrix
             elif not np.array_equal(arrays.setdefault(key, matrix), matrix):
@@ -284,9 +285,13 @@ def _starts(adapters: Any, initial: Any) -> list[np.ndarray | None]:
     """Returns what each adapter started from; None where that is not subtracted."""
     if initial is None:
         return [None] * len(jax.tree.leaves(adapters))
-    if jax.tree.map(np.shape, initial) != jax.tree.map(np.shape, adapters):
+    starts = jax.tree.leaves(initial)
+    is_alike = jax.tree.structure(initial) == jax.tree.structure(adapters)
+    if not is_alike or [*map(np.shape, starts)] != [
+        *map(np.shape, jax.tree.leaves(adapters))
+    ]:
         raise CheckpointError("initial is no tree of arrays like the adapters")
-    return [np.asarray(start, np.float32) for start in jax.tree.leaves(initial)]
+    return [np.asarray(start, np.float32) for start in starts]
 
 
 def _lazy(arrays: dict[str, np.ndarray]) -> Iterator[LazyArray]:

@@ -71,12 +71,12 @@ class Place:
             return (*layers, math.prod(one[:-1]), *one[-1:])
         return (*layers, *one[:1], math.prod(one[1:]))
 
-    def less(self, matrix: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Returns a matrix of the file whose products are less by those of the start.
+    def difference(self, matrix: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Returns a matrix of the adapter that adds the difference of two others.
 
         Args:
-            matrix: what `written` returns.
-            start: what it returns of the parameter as it started.
+            matrix: what `written` returns of one.
+            start: what it returns of the other one, which is subtracted.
         """
         if self.name == MAGNITUDE:
             return matrix

@@ -259,6 +259,9 @@ def test_directions_of_the_weights_are_written_for_the_weights_of_before(
         save_peft(tmp_path / "x", adapters, lora)
     with pytest.raises(CheckpointError, match="no tree of arrays like the adapters"):
         save_peft(tmp_path / "x", adapters, lora, initial={"w": jnp.ones(3)})
+    with pytest.raises(CheckpointError, match="no tree of arrays like the adapters"):
+        other = of_one(lora, inputs=6)[2]
+        save_peft(tmp_path / "x", adapters, lora, initial=other)
     assert not (tmp_path / "x").exists()
     save_peft(tmp_path / "x", adapters, lora, initial=initial)
     of_file = peft_config(tmp_path / "x")
