@@ -20,6 +20,9 @@ from aqtlite.kv_cache.cache import KVCache, Stored, slot_axis
 def positions(cache: KVCache) -> jax.Array:
     """The position in each slot of a cache, -1 where none is written.
 
+    After `truncate` and `grow`, a ring has slots whose positions are lost: attention to
+    them is NaN.
+
     Returns:
         int32, ``(length,)`` or ``(*batch, length)``.
 
@@ -58,8 +61,8 @@ def truncate(cache: KVCache, lengths: Any) -> KVCache:
         TypeError: if the lengths are not integers.
         ValueError: if their shape does not fit, a length is negative, or a cache with
             a window has lost positions that are attended to then. Where these are not
-            known, as inside `jax.jit`, a negative length is 0, and attention to lost
-            positions is NaN.
+            known, as inside `jax.jit` or after an earlier cut, a negative length is 0,
+            and attention to lost positions is NaN.
     """
     lengths = jnp.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -90,12 +93,27 @@ def truncate(cache: KVCache, lengths: Any) -> KVCache:
             f"{index} positions has lost those before position {lengths}: truncate "
             f"takes off at most {cache.length - cache.window + 1}, or all"
         )
-    lost = jnp.expand_dims(is_lost, (-3, -2, -1))
+    before, after = (
+        slots.positions_in(one, cache.length, cache.window) for one in (index, kept)
+    )
+    return _without(cache, (after >= 0) & (after != before))
 
-    def marked(x: Any) -> Any:
-        return dataclasses.replace(x, scale=jnp.where(lost, jnp.nan, x.scale))
 
-    return dataclasses.replace(cache, key=marked(cache.key), value=marked(cache.value))
+def _without(cache: KVCache, is_lost: jax.Array) -> KVCache:
+    """Has attention to slots give NaN: they hold other positions than those they had.
+
+    Args:
+        cache: a cache with a window.
+        is_lost: bool, ``(*batch, length)`` or ``(length,)``.
+    """
+
+    def marked(side: Stored) -> Stored:
+        axes = tuple(i for i in (-3, -2, -1) if i != slot_axis(side))
+        scale = jnp.where(jnp.expand_dims(is_lost, axes), jnp.nan, side.scale)
+        return dataclasses.replace(side, scale=scale)
+
+    key, value = marked(cache.key), marked(cache.value)
+    return dataclasses.replace(cache, key=key, value=value, floats=None)
 
 
 def take(cache: KVCache, rows: Any) -> KVCache:
@@ -185,7 +203,8 @@ def grow(cache: KVCache, length: int) -> KVCache:
         at = jnp.expand_dims(source, tuple(i for i in (-3, -2, -1) if i != axis))
         return jnp.take_along_axis(x, at, axis=axis)
 
-    return _resized(cache, moved)
+    is_lost = (held >= 0) & (held < cache.index[..., None] - cache.length)
+    return _without(_resized(cache, moved), is_lost)
 
 
 def _padded(x: jax.Array, axis: int, more: int) -> jax.Array:

@@ -146,9 +146,35 @@ class TestWindow:
         assert_attends(out, whole(3)[at])
         with pytest.raises(ValueError, match="has lost those before position 1"):
             kv_cache.truncate(cache, 1)
-        lost = jax.jit(kv_cache.truncate)(cache, 1)
-        is_nan = np.isnan(step(lost, *piece(1, 1))[1]).all((1, 2, 3))
-        assert is_nan.tolist() == [True, True, False]  # 7, 6 and 5 were written.
+        lost = jax.jit(kv_cache.truncate)(cache, jnp.array([1, 1, 3]))
+        taken, (rows, at) = next_of(lost)
+        out = step(lost, *taken)[1]
+        assert np.isnan(out[:2]).all()
+        assert_attends(out[2:], whole(3)[rows[2:], at[2:]])
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_what_was_lost_stays_so(self, seed):
+        """Whatever is cut off and added: right, or NaN where a position is lost."""
+        random, cut = np.random.default_rng(seed), jax.jit(kv_cache.truncate)
+        cache = kv_cache.truncate(empty(length=4, window=3), 0)
+        position, held, lost = 0, set(), 0
+        for _ in range(40):
+            if position == LENGTH or (position and random.random() < 0.4):
+                position = int(random.integers(position))
+                cache = cut(cache, position)
+                held = {one for one in held if one < position}
+            elif cache.length < 7 and random.random() < 0.1:
+                cache = kv_cache.grow(cache, cache.length + 1)
+            cache, out = step(cache, *piece(position, 1))
+            held -= set(range(position, -1, -cache.length))
+            held.add(position)
+            if held.issuperset(range(max(position - 2, 0), position)):
+                assert_attends(out, whole(3)[:, position : position + 1])
+            else:
+                assert np.isnan(out).all()
+                lost += 1
+            position += 1
+        assert lost
 
     def test_a_ring_that_grows(self):
         cache = kv_cache.grow(kv_cache.truncate(self.six(), [6, 5, 4]), 8)

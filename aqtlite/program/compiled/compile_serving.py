@@ -148,7 +148,8 @@ def compile_serving(
         is_on_cpu = on is not None and on.platform == "cpu"
         found = None
         if on is not None:
-            found = packed.pack(traced.jaxpr, given, on, merged.scales(serving))
+            scales = merged.scales(jax.tree.unflatten(structure, leaves))
+            found = packed.pack(traced.jaxpr, given, on, scales)
         if found is not None:
             given = found.variables
             function_of_packed = _with_structure(found, traced)

@@ -29,7 +29,7 @@ def scales(tree: Any) -> frozenset[int]:
     variables, could be fused into another order.
 
     Args:
-        tree: serving variables.
+        tree: serving variables, without markers.
     """
 
     def is_node(x: Any) -> bool:
