@@ -324,6 +324,15 @@ def test_no_pickle(tmp_path):
     refuses("not a whole file", checkpoint.convert_checkpoint, *args)
 
 
+@pytest.mark.parametrize("rest", [b"\0", b"\xc0" * 8, b"\x81\xa1w\xc0"])
+def test_bytes_behind_the_tree_of_msgpack(rest, tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    with source.open("ab") as file:
+        file.write(rest)
+    args = (source, tmp_path / "out", MODEL, X)
+    refuses(f"{len(rest)} bytes follow its tree", checkpoint.convert_checkpoint, *args)
+
+
 def test_full_disk_is_seen_before(tmp_path, monkeypatch):
     source = save(tmp_path / "float", VARIABLES, "msgpack")
     usage = type("Usage", (), {"free": 1000})

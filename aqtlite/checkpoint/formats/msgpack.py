@@ -58,7 +58,10 @@ class MsgpackReader(base.Reader):
             with self.path.open("rb") as file, self.path.open("rb") as again:
                 unpacker = msgpack.Unpacker(file, max_buffer_size=limit)
                 leaves = _unique(_leaves(again, unpacker, ()))
-                return _contents(again, leaves)
+                contents = _contents(again, leaves)
+                if unpacker.tell() != limit:
+                    raise ValueError(f"{limit - unpacker.tell()} bytes follow its tree")
+                return contents
         except _ERRORS as error:
             raise self._unreadable(error) from error
 
