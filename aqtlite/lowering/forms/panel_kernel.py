@@ -82,9 +82,10 @@ def registered(kernel: Kernel) -> str:
     `panels`. With a grid, `Memory.units` are a second result, float32 ``(rows, 1)``;
     for a grid without scales of its own, a scale of one element is a third argument.
     """
-    parts, grid = dict(vars(kernel)), kernel.grid
-    del parts["grid"]
-    name = "_".join(["aqtlite_panels", *map(str, map(int, parts.values()))])
+    parts = dict(vars(kernel))
+    grid, instructions = parts.pop("grid"), parts.pop("instructions")
+    numbers = map(int, (*parts.values(), instructions))
+    name = "_".join(["aqtlite_panels", *map(str, numbers)])
     if grid is not None:
         own = () if grid.own_scales is None else vars(grid.own_scales).values()
         name = "_".join([name, *map(str, (grid.largest, *own))])
