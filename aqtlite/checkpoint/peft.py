@@ -37,13 +37,16 @@ _KEY = re.compile(
     + rf"(?P<module>.+)\.({'|'.join(map(re.escape, NAMES.values()))})"
 )
 _BY_MODULE = "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"
-"""Fields for modules with a rank of their own, or that are trained as a whole."""
-
 _OF_OTHER_PARTS = (
     *("layer_replication", "trainable_token_indices", "target_parameters"),
     *("alora_invocation_tokens", "arrow_config"),
 )
-"""Fields for other layers than the model has, other parameters, and some tokens."""
+_EMPTY = {
+    **dict.fromkeys(_BY_MODULE, "one rule has one rank and alpha"),
+    **dict.fromkeys(_OF_OTHER_PARTS, "adapters are those of linear layers"),
+}
+"""Why fields are to be empty: those for modules with a rank of their own, or that are
+trained as a whole, and for other layers, other parameters, and some tokens."""
 
 _KEEPING = None, True, False, "gaussian", "eva", "orthogonal"
 """Ways to start that leave the weights as they are."""
@@ -65,12 +68,9 @@ def peft_config(path: str | os.PathLike) -> config.Lora:
     settings.one_of("bias", ("none",), "none")
     for name in ("lora_bias", "use_qalora", "use_bdlora"):
         settings.one_of(name, (False,), False)
-    for name in _BY_MODULE:
+    for name, why in _EMPTY.items():
         if settings.values.get(name):
-            raise settings.wrong(name, "empty: one rule has one rank and alpha")
-    for name in _OF_OTHER_PARTS:
-        if settings.values.get(name):
-            raise settings.wrong(name, "empty: adapters are those of linear layers")
+            raise settings.wrong(name, f"empty: {why}")
     if settings.values.get("init_lora_weights") not in _KEEPING:
         raise settings.wrong(
             "init_lora_weights",
@@ -213,7 +213,7 @@ def save_peft(
         )
     arrays: dict[str, np.ndarray] = {}
     parts: dict[str, dict[int, np.ndarray]] = {}
-    written = lora if initial is None else _of_twice_the_rank(lora)
+    of_file = lora if initial is None else _of_twice_the_rank(lora)
     leaves = jax.tree.leaves_with_path(adapters)
     for (key_path, leaf), start in zip(leaves, _starts(adapters, initial), strict=True):
         x = np.asarray(leaf, np.float32)
@@ -245,8 +245,8 @@ def save_peft(
         "base_model_name_or_path": base_model,
         "task_type": None,
         "inference_mode": True,
-        "r": written.rank,
-        "lora_alpha": written.alpha,
+        "r": of_file.rank,
+        "lora_alpha": of_file.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.is_rank_stabilized,
         "use_dora": is_dora,
@@ -285,11 +285,9 @@ def _starts(adapters: Any, initial: Any) -> list[np.ndarray | None]:
     """Returns what each adapter started from; None where that is not subtracted."""
     if initial is None:
         return [None] * len(jax.tree.leaves(adapters))
-    starts = jax.tree.leaves(initial)
+    starts, leaves = jax.tree.leaves(initial), jax.tree.leaves(adapters)
     is_alike = jax.tree.structure(initial) == jax.tree.structure(adapters)
-    if not is_alike or [*map(np.shape, starts)] != [
-        *map(np.shape, jax.tree.leaves(adapters))
-    ]:
+    if not is_alike or [*map(np.shape, starts)] != [*map(np.shape, leaves)]:
         raise CheckpointError("initial is no tree of arrays like the adapters")
     return [np.asarray(start, np.float32) for start in starts]
 

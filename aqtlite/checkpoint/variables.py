@@ -232,13 +232,13 @@ def subtrees_of(wanted: list[str], names: set[str]) -> list[str]:
     """The paths below which a source has all `wanted` names, and no others."""
     if not wanted:
         return []
-    first, count = f"/{wanted[0]}", len(wanted)
+    first = f"/{wanted[0]}"
     return sorted(
         (
             path
             for path in (n.removesuffix(first) for n in names if n.endswith(first))
-            if all(f"{path}/{name}" in names for name in wanted)
-            and sum(name.startswith(f"{path}/") for name in names) == count
+            if {f"{path}/{name}" for name in wanted}
+            == {name for name in names if name.startswith(f"{path}/")}
         ),
         key=lambda path: (path.split("/")[-1] != PARAMS, path),
     )

@@ -103,17 +103,25 @@ def _without(cache: KVCache, is_lost: jax.Array) -> KVCache:
     """Has attention to slots give NaN: they hold other positions than those they had.
 
     Args:
-        cache: a cache with a window.
+        cache: a cache with a window, without floats.
         is_lost: bool, ``(*batch, length)`` or ``(length,)``.
     """
 
     def marked(side: Stored) -> Stored:
-        axes = tuple(i for i in (-3, -2, -1) if i != slot_axis(side))
-        scale = jnp.where(jnp.expand_dims(is_lost, axes), jnp.nan, side.scale)
-        return dataclasses.replace(side, scale=scale)
+        lost = _of_slots(is_lost, slot_axis(side))
+        return dataclasses.replace(side, scale=jnp.where(lost, jnp.nan, side.scale))
 
-    key, value = marked(cache.key), marked(cache.value)
-    return dataclasses.replace(cache, key=key, value=value, floats=None)
+    return dataclasses.replace(cache, key=marked(cache.key), value=marked(cache.value))
+
+
+def _of_slots(x: jax.Array, axis: int) -> jax.Array:
+    """Gives an array of slots the rank of a stored array, whose slots are on an axis.
+
+    Args:
+        x: ``(*batch, length)`` or ``(length,)``.
+        axis: axis of the slots, negative.
+    """
+    return jnp.expand_dims(x, tuple(i for i in (-3, -2, -1) if i != axis))
 
 
 def take(cache: KVCache, rows: Any) -> KVCache:
@@ -200,8 +208,7 @@ def grow(cache: KVCache, length: int) -> KVCache:
     def moved(x: jax.Array, axis: int) -> jax.Array:
         if source.ndim == 1:
             return jnp.take(x, source, axis=axis)
-        at = jnp.expand_dims(source, tuple(i for i in (-3, -2, -1) if i != axis))
-        return jnp.take_along_axis(x, at, axis=axis)
+        return jnp.take_along_axis(x, _of_slots(source, axis), axis=axis)
 
     is_lost = (held >= 0) & (held < cache.index[..., None] - cache.length)
     return _without(_resized(cache, moved), is_lost)

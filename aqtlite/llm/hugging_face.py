@@ -135,20 +135,19 @@ def _gemma3(settings: Settings) -> dict[str, Any]:
         )
     window = _window(settings, 4096)
     by_type = settings.inner("rope_parameters")
-    local = number(settings, "rope_local_base_freq", 10_000.0)
+    thetas = {
+        "full_attention": number(settings, "rope_theta", 1_000_000.0),
+        "sliding_attention": number(settings, "rope_local_base_freq", 10_000.0),
+    }
     if by_type is not None and by_type.inner("full_attention") is not None:
-        of_all = number(settings, "rope_theta", 1_000_000.0)
         ropes = {
             kind: _rope_of(by_type.inner(kind) or by_type, size, theta)
-            for kind, theta in (
-                ("full_attention", of_all),
-                ("sliding_attention", local),
-            )
+            for kind, theta in thetas.items()
         }
     else:
         ropes = {
-            "full_attention": _rope(settings, size, 1_000_000.0),
-            "sliding_attention": Rope(theta=local),
+            "full_attention": _rope(settings, size, thetas["full_attention"]),
+            "sliding_attention": Rope(theta=thetas["sliding_attention"]),
         }
     return {
         **fields,

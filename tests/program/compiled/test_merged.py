@@ -14,6 +14,7 @@ from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.program.compiled import merged
 from aqtlite.quantization.states.fixed_scale import FixedScale
 from tests import common
+from tests.program.compiled.support import compiled_alike
 
 pytestmark = pytest.mark.code("quick")
 
@@ -67,7 +68,7 @@ def test_markers_before_scales_of_nnx(cfg, dtype):
     if cfg.fwd.lhs.is_learned:
         aqt_nnx.init_state(model, x)
     graph, state = nnx.split(aqt_nnx.convert(model, x))
-    assert_compiled_alike(lambda state, x: nnx.merge(graph, state)(x), state, x)
+    compiled_alike(lambda state, x: nnx.merge(graph, state)(x), state, x)
 
 
 @pytest.mark.code("users")
@@ -85,11 +86,4 @@ def test_markers_before_scales_of_two_trees(cfg, dtype):
             x = model.apply(one, x)
         return x
 
-    assert_compiled_alike(function, trees, x)
-
-
-def assert_compiled_alike(function, serving, x):
-    found = aqtlite.compile_serving(function, serving, x)(x)
-    wanted = jax.jit(function)(serving, x)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_array_equal(one, other, strict=True)
+    compiled_alike(function, trees, x)

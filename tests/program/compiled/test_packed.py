@@ -13,6 +13,7 @@ from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.lowering.forms import packed_dot, panel_products, processor
 from tests import common
 from tests.flax.support import init
+from tests.program.compiled.support import compiled_alike
 
 pytestmark = pytest.mark.code("quick")
 
@@ -39,23 +40,14 @@ def weights_of(program):
     return sorted(str(x.dtype) for x in taken if "int8" in str(x.dtype))
 
 
-def check(function, serving, *args):
-    program = aqtlite.compile_serving(function, serving, *args)
-    wanted = jax.jit(function)(serving, *args)
-    got = program(*args)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        assert (one == other).all()
-    return program
-
-
 def test_a_packed_weight_replaces_the_weight():
-    program = check(*converted(lambda w, x: x @ w, W, X), X)
+    program = compiled_alike(*converted(lambda w, x: x @ w, W, X), X)
     assert weights_of(program) == ["uint8"]
 
 
 def test_weights_of_float_activations():
     function = converted(lambda w, x: x @ w, W, X, cfg=config.weight_only())
-    assert weights_of(check(*function, X)) == ["uint8"]
+    assert weights_of(compiled_alike(*function, X)) == ["uint8"]
 
 
 def test_a_weight_that_is_shared_is_packed_once():
@@ -64,7 +56,7 @@ def test_a_weight_that_is_shared_is_packed_once():
 
     serve_fn, serving = converted(function, W, X)
     frozen = [x for x in jax.tree.leaves(serving) if x.dtype == jnp.int8]
-    program = check(serve_fn, serving, X)
+    program = compiled_alike(serve_fn, serving, X)
     assert weights_of(program) == ["uint8"] * len(frozen)
 
 
@@ -74,7 +66,7 @@ def test_a_weight_that_is_also_read_in_float_is_quantized_once():
         return x @ params.T
 
     function = aqtlite.quantize_function(function, CFG, params=0)
-    program = check(function, common.normal((6, 8)), jnp.array([3, 1]))
+    program = compiled_alike(function, common.normal((6, 8)), jnp.array([3, 1]))
     assert weights_of(program) == ["uint8"]
 
 
@@ -96,7 +88,7 @@ class Scanned(nn.Module):
 def test_weights_of_every_step_of_a_scan():
     model = quantize_model(Scanned(), CFG)
     serving = convert(model, init(model, X), X)
-    program = check(model.apply, serving, X)
+    program = compiled_alike(model.apply, serving, X)
     (stack,) = [
         x for x in jax.tree.leaves(program.compiled.in_avals) if x.dtype == jnp.uint8
     ]
@@ -107,7 +99,7 @@ def test_weights_of_all_steps_of_a_scan():
     def function(w, x):
         return lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=3)[0]
 
-    assert weights_of(check(*converted(function, W, X), X)) == ["uint8"]
+    assert weights_of(compiled_alike(*converted(function, W, X), X)) == ["uint8"]
 
 
 def test_weights_in_branches_and_while_loops_stay_as_they_are():
@@ -128,7 +120,7 @@ def test_variables_that_no_weight_is_made_of_are_taken_as_they_are():
         params=0,
     )
     unused = {"unused": jax.random.key(1), "count": 3 * jnp.ones((), jnp.int32)}
-    check(function, {"w": W, "key": jax.random.key(0), **unused}, X)
+    compiled_alike(function, {"w": W, "key": jax.random.key(0), **unused}, X)
 
 
 def test_a_decoder_updates_its_cache_in_place():
@@ -154,7 +146,7 @@ def test_a_decoder_updates_its_cache_in_place():
 
 def test_an_export_takes_the_variables_as_converted():
     serve_fn, serving = converted(lambda w, x: x @ w, W, X)
-    program = check(serve_fn, serving, X)
+    program = compiled_alike(serve_fn, serving, X)
     exported = program.export(["cpu"])
     leaves = tuple(jax.tree.leaves(serving))
     assert (exported.call(leaves, X) == program(X)).all()
@@ -178,7 +170,7 @@ def of_mlp(width, layers=3):
 def test_scales_of_all_layers_are_one_argument():
     x = common.normal((1, 8))
     function, serving = converted(mlp, of_mlp(8), x)
-    taken = jax.tree.leaves(check(function, serving, x).compiled.in_avals)
+    taken = jax.tree.leaves(compiled_alike(function, serving, x).compiled.in_avals)
     # Neither scales nor markers of the frozen parameters of three layers.
     assert len(taken) == len(jax.tree.leaves(serving)) - 3 - 3 + 1 + 1
 
@@ -188,7 +180,7 @@ def test_without_a_kernel_one_row_meets_few_weights_in_float(width, dtype, monke
     monkeypatch.setattr(panel_products, "runs_here", lambda: False)
     monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 2**30)
     x = common.normal((1, width))
-    program = check(*converted(mlp, of_mlp(width, layers=1), x), x)
+    program = compiled_alike(*converted(mlp, of_mlp(width, layers=1), x), x)
     taken = jax.tree.leaves(program.compiled.in_avals)
     assert {str(y.dtype) for y in taken if y.shape == (width, width)} == {dtype}
 
@@ -199,7 +191,7 @@ def test_a_row_is_served_as_it_was_trained_among_others(width):
     rows, params = common.normal((3, width), 5), of_mlp(width)
     trained = jax.jit(aqtlite.quantize_function(mlp, CFG, params=0))(params, rows)
     function, serving = converted(mlp, params, rows)
-    program = check(function, serving, rows[1:2])
+    program = compiled_alike(function, serving, rows[1:2])
     assert (program(rows[1:2]) == trained[1:2]).all()
 
 
@@ -234,5 +226,5 @@ def test_a_bias_is_added_to_rounded_products(width, columns):
     params = dict.fromkeys(CALIBRATIONS, params)
     function, serving = converted(layers, params, row, cfg=rules)
     trained = jax.jit(aqtlite.quantize_function(layers, rules, params=0))(params, row)
-    got = check(function, serving, row)(row)
+    got = compiled_alike(function, serving, row)(row)
     jax.tree.map(np.testing.assert_array_equal, got, trained)

@@ -48,6 +48,14 @@ def check(program, wanted, x, rounding):
         assert called(program) == rounding
 
 
+def check_function(function, params, x, rounding):
+    """Checks the program of a function that is quantized and converted."""
+    quantized = aqtlite.quantize_function(function, CFG, params=0)
+    serve, serving = aqtlite.convert_function(quantized, params, x)
+    program = aqtlite.compile_serving(serve, serving, x)
+    check(program, lambda x: jax.jit(serve)(serving, x), x, rounding)
+
+
 def mlp(cfg, width=64):
     dense = [nn.Dense(width, dot_general=AqtDotGeneral(cfg)) for _ in range(2)]
     return nn.Sequential([dense[0], nn.relu, dense[1]])
@@ -213,10 +221,7 @@ def test_weights_on_the_left_and_steps_of_a_scan():
         return jax.lax.scan(step, x, w)[0]
 
     w, x = common.normal((3, 64, 64)), common.normal((64,))
-    quantized = aqtlite.quantize_function(function, CFG, params=0)
-    serve, serving = aqtlite.convert_function(quantized, w, x)
-    program = aqtlite.compile_serving(serve, serving, x)
-    check(program, lambda x: jax.jit(serve)(serving, x), x, [True])
+    check_function(function, w, x, [True])
 
 
 @pytest.mark.parametrize("steps", [1, 3, 4])
@@ -229,10 +234,7 @@ def test_one_weight_of_all_steps_beside_one_of_each(steps):
 
     params = {"all": common.normal((64, 64)), "each": common.normal((steps, 64, 64))}
     x = common.normal((2, 64))
-    quantized = aqtlite.quantize_function(function, CFG, params=0)
-    serve, serving = aqtlite.convert_function(quantized, params, x)
-    program = aqtlite.compile_serving(serve, serving, x)
-    check(program, lambda x: jax.jit(serve)(serving, x), x, [True, True])
+    check_function(function, params, x, [True, True])
 
 
 def test_a_function_that_is_called_twice():
@@ -244,10 +246,7 @@ def test_a_function_that_is_called_twice():
         return layer(params[1], layer(params[0], x))
 
     params, x = common.normal((2, 64, 64)), common.normal((2, 64))
-    quantized = aqtlite.quantize_function(function, CFG, params=0)
-    serve, serving = aqtlite.convert_function(quantized, [*params], x)
-    program = aqtlite.compile_serving(serve, serving, x)
-    check(program, lambda x: jax.jit(serve)(serving, x), x, [True, True])
+    check_function(function, [*params], x, [True, True])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
