@@ -285,11 +285,13 @@ def _starts(adapters: Any, initial: Any) -> list[np.ndarray | None]:
     """Returns what each adapter started from; None where that is not subtracted."""
     if initial is None:
         return [None] * len(jax.tree.leaves(adapters))
-    starts, leaves = jax.tree.leaves(initial), jax.tree.leaves(adapters)
-    is_alike = jax.tree.structure(initial) == jax.tree.structure(adapters)
-    if not is_alike or [*map(np.shape, starts)] != [*map(np.shape, leaves)]:
+    shapes, wanted = (
+        [(path, np.shape(x)) for path, x in jax.tree.leaves_with_path(tree)]
+        for tree in (initial, adapters)
+    )
+    if shapes != wanted:
         raise CheckpointError("initial is no tree of arrays like the adapters")
-    return [np.asarray(start, np.float32) for start in starts]
+    return [np.asarray(start, np.float32) for start in jax.tree.leaves(initial)]
 
 
 def _lazy(arrays: dict[str, np.ndarray]) -> Iterator[LazyArray]:
