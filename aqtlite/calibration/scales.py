@@ -20,6 +20,7 @@ def scale_and_zero_point(
     po2: bool,
     dtype: np.dtype | None = None,
     scale_shared: Axes | None = None,
+    empty: float | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The scale of stored values, and the zero point if the grid has one.
 
@@ -35,6 +36,8 @@ def scale_and_zero_point(
         dtype: round the scale to values of this dtype, None for float32.
         scale_shared: axes along which scales share the number that `dtype` may need,
             as in `scale_grids.round_scale`.
+        empty: scale of an all-zero channel; None for one stored unit, or for 0 on a
+            grid without zero, whose values it makes zero.
 
     Returns:
         The scale, float32, and the zero point, int32 or None, of the range's shape.
@@ -54,9 +57,9 @@ def scale_and_zero_point(
             f"the grid {grid!r} has {has}, but its calibration gives {lacks}; "
             f"choose a calibration for such grids, such as {fitting}"
         )
-    if found.low is None or limits is None:
-        # On a grid without zero, a scale of 0 makes the values zero.
+    if empty is None:
         empty = grid.unit if grid.has_zero else 0.0
+    if found.low is None or limits is None:
         scale = scale_from_bound(found.high, grid.bound, grid.unit, empty)
         if po2:
             scale = scale_grids.ceil_to_power_of_two(scale)
@@ -69,14 +72,14 @@ def scale_and_zero_point(
     low, high = jnp.minimum(found.low, 0.0), jnp.maximum(found.high, 0.0)
     # Halved first: the difference itself may overflow.
     half = exact.algebraic_barrier(high * 0.5 - low * 0.5)
-    scale = scale_from_bound(half, (largest - smallest) / 2)
+    scale = scale_from_bound(half, (largest - smallest) / 2, empty=empty)
     if po2 or dtype == jnp.float8_e8m0fnu:
         # Round up: the range is no wider than the array needs.
         scale = scale_grids.ceil_to_power_of_two(scale)
     elif dtype is not None:
         bound = (largest - smallest) / 2
         scale = scale_grids.round_scale(
-            scale, half, bound, 1.0, 1.0, dtype, scale_shared
+            scale, half, bound, 1.0, empty, dtype, scale_shared
         )
     # NaN becomes an arbitrary integer, which is harmless: the scale is NaN too.
     steps = jnp.clip(exact.algebraic_barrier(low) / scale, smallest - largest, 0)

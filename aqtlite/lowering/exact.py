@@ -94,9 +94,10 @@ def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
         x: floating; float64 is multiplied in float64.
         factor: float32 that broadcasts to `x`; a constant to differentiation.
     """
+    factor = spread(factor, x.shape)
     if x.dtype == np.float64:
         return x * factor.astype(x.dtype)
-    return algebraic_barrier(float32(x)) * factor
+    return lax.mul(algebraic_barrier(float32(x)), factor)
 
 
 @scaled.defjvp
@@ -242,24 +243,20 @@ def _copies(x: jax.Array) -> jax.Array:
 
 
 def _with_reciprocal(scale: jax.Array, unit: float) -> Sequence[jax.Array]:
-    """Reduces a pair of zeros, and the scale with its reciprocal, to the latter."""
-    # XLA would divide before it copies, in a kernel of its own, if there were copies.
-    pair = _behind(0.0, scale), _quotient(unit, _behind(np.inf, scale))
-    zero = np.zeros((), scale.dtype)
-    found: Sequence[jax.Array] = lax.reduce(pair, (zero, zero), _not_zero, (0,))
+    """Reduces two copies of a scale to one, and to its reciprocal."""
+    copies, zero = _copies(scale), np.zeros((), scale.dtype)
+    operands = copies, lax.full_like(copies, 1)
+    reducer = functools.partial(_not_zero, unit)
+    found: Sequence[jax.Array] = lax.reduce(operands, (zero, zero), reducer, (0,))
     return found
 
 
-def _behind(first: float, x: jax.Array) -> jax.Array:
-    padding = [(1, 0, 0), *[(0, 0, 0)] * x.ndim]
-    return lax.pad(lax.expand_dims(x, (0,)), np.asarray(first, x.dtype), padding)
-
-
-def _not_zero(one, other):
-    # XLA would split a reduction whose results do not depend on each other. A scale
-    # and its reciprocal are not negative, nor both zero.
+def _not_zero(unit, one, other):
+    # XLA would split a reduction whose results do not depend on each other. Only at its
+    # start are both zero: a scale is not negative.
     is_zero = lax.eq(lax.add(*other), lax.full_like(other[0], 0))
-    return tuple(lax.select(is_zero, a, b) for a, b in zip(one, other, strict=True))
+    scale = lax.select(is_zero, one[0], other[0])
+    return scale, _quotient(unit, scale)
 
 
 def _positions(copies: jax.Array) -> jax.Array:

@@ -9,8 +9,8 @@ import numpy as np
 class OwnScales:
     """How each row has a scale of its own, as `calibration.scale_from_bound` finds it.
 
-    It is the largest magnitude of the row times `factor`, 1 where that is subnormal,
-    and NaN where an element is not finite.
+    It is the largest magnitude of the row times `factor`, `of_zeros` where that is zero
+    or subnormal, and NaN where an element is not finite.
     """
 
     factor: np.float32

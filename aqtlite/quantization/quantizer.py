@@ -236,13 +236,13 @@ def _calibrate(
             po2=tensor_config.po2_scale,
             dtype=tensor_config.scale_dtype,
             scale_shared=scale_shared,
+            empty=zero_channels.scale(tensor_config, path),
         )
     except ValueError as error:
         raise ValueError(
             f"{path}.numerics and {path}.calibration={tensor_config.calibration!r}, "
             f"for an operand of shape {x.shape}: {error}"
         ) from error
-    scale = zero_channels.negligible_in(scale, found, tensor_config, path)
     calibrated = Calibrated(found.high, scale, zero_point, found.low)
     if not layout.cut:
         return calibrated

@@ -3,40 +3,23 @@
 It is 1, or negligible where scales multiply an operand, which 1 would dominate.
 """
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from aqtlite import calibration, config
+from aqtlite import config
 
 _NEGLIGIBLE = 2.0**-63
 
 
 def scale(tensor: config.Tensor, path: str) -> float:
-    """The scale of a channel of zeros, on a grid with zero.
+    """The scale of a channel of zeros.
+
+    It is 0 on a grid without zero, whose values it makes zero.
 
     Args:
         tensor: config of the array.
         path: path of `tensor` in its config.
     """
+    if not tensor.grid.has_zero:
+        return 0.0
     return _NEGLIGIBLE if _multiplies_an_operand(tensor, path) else tensor.grid.unit
-
-
-def negligible_in(
-    scales: jax.Array, found: calibration.Range, tensor: config.Tensor, path: str
-) -> jax.Array:
-    """Makes scales that multiply an operand negligible for channels of zeros.
-
-    Args:
-        scales: scales of an array.
-        found: range from which they were calibrated.
-        tensor: config of the array.
-        path: path of `tensor` in its config.
-    """
-    if not _multiplies_an_operand(tensor, path):
-        return scales
-    largest = found.high if found.low is None else jnp.maximum(found.high, -found.low)
-    return jnp.where(largest == 0, np.float32(_NEGLIGIBLE), scales)
 
 
 def _multiplies_an_operand(tensor: config.Tensor, path: str) -> bool:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.lowering.elementwise import spread
 from aqtlite.lowering.forms import plain, processor
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import explicit_sharding
@@ -328,7 +329,8 @@ def unsigned_dot_of_zeros(
     The sums of that row are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
     """
     out = mixed_dot(lhs, rhs, dims)
-    return lax.sub(out, lax.slice_in_dim(out, -1, None, axis=len(dims[1][0])))
+    of_zeros = lax.slice_in_dim(out, -1, None, axis=len(dims[1][0]))
+    return lax.sub(out, spread(of_zeros, out.shape))
 
 
 def mixed_dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:

@@ -244,15 +244,14 @@ class Rows:
         f, at, kind = self.f, self.f.at, self.f.ir.FloatType()
         assert self.grid is not None and self.grid.own_scales is not None
         how = self.grid.own_scales
-        one, zero, tiny, factor, of_zeros = (
+        tiny, factor, of_zeros = (
             f.ir.Constant(kind, float(value))
-            for value in (1, 0, _TINY, how.factor, how.of_zeros)
+            for value in (_TINY, how.factor, how.of_zeros)
         )
         is_finite = at.icmp_signed("<", bits, f.int(_INFINITY))
         largest = at.bitcast(at.select(is_finite, bits, f.int(_NAN)), kind)
         scale = at.fmul(largest, factor)
-        scale = at.select(at.fcmp_ordered("<", scale, tiny), one, scale)
-        scale = at.select(at.fcmp_ordered("==", largest, zero), of_zeros, scale)
+        scale = at.select(at.fcmp_ordered("<", scale, tiny), of_zeros, scale)
         return scale, self._reciprocal(scale)
 
     def _of_ends(self, start: Any, size: Any) -> Any:
