@@ -25,15 +25,21 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Needs eight devices; `test_sharding.py` runs it where there are as many.
 collect_ignore = ["on_eight_devices.py"]
 
-# Of a test with more cases, so many are quick: first, last, and some between.
-_QUICK_CASES = 3
+# Of a test with more cases, so many are quick: the first and the last.
+_QUICK_CASES = 2
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _MOST_PROGRAMS = 1000  # kept from one file to the next, of a few MB each
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", type=int, help="largest number of cases of each test")
+
+
 @pytest.hookimpl(tryfirst=True)  # before what is slow is deselected
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Leaves most cases of a test to the slow part, and sorts files.
 
     Files that start processes or train come first, as they are long. The others follow
@@ -41,7 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     last of all, from the first folder on: at the end, one process waits for what the
     other has begun.
     """
-    for item in _most_cases(items):
+    if (most := config.getoption("cases")) is not None:
+        counted = [item for item in items if not item.get_closest_marker("every_case")]
+        left_out = {*_cases_beyond(most, counted)}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    for item in _cases_beyond(_QUICK_CASES, quick):
         item.add_marker("slow")
     long = (_TESTS, _TESTS / "benchmarks")
     items.sort(key=lambda item: item.path)
@@ -52,18 +64,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [*tests, *doctests]
 
 
-def _most_cases(items: list[pytest.Item]) -> list[pytest.Item]:
-    """All but `_QUICK_CASES` of each test's cases that are not slow anyway."""
+def _cases_beyond(count: int, items: list[pytest.Item]) -> list[pytest.Item]:
+    """All but `count`, two or more, of each test's cases: first, last, some between."""
     tests = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow") is None:
-            tests[item.nodeid.partition("[")[0]].append(item)
-    most = []
+        tests[item.nodeid.partition("[")[0]].append(item)
+    beyond = []
     for cases in tests.values():
         last = len(cases) - 1
-        quick = {i * last // (_QUICK_CASES - 1) for i in range(_QUICK_CASES)}
-        most += [case for i, case in enumerate(cases) if i not in quick]
-    return most
+        kept = {i * last // (count - 1) for i in range(count)}
+        beyond += [case for i, case in enumerate(cases) if i not in kept]
+    return beyond
 
 
 def pytest_collection_finish() -> None:

@@ -11,7 +11,7 @@ import runpy
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick"), pytest.mark.every_case]
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 PAGES = [

@@ -88,6 +88,7 @@ def found():
     )
 
 
+@pytest.mark.slow
 def test_it_measures_what_calibration_and_conversion_serve(found):
     assert [one.name for one in found.uniform] == ["float", *CANDIDATES]
     assert {one.candidate for one in found.choices} & {"gptq", "static"}
@@ -122,6 +123,7 @@ def test_sensitivity_measures_each_contraction_as_it_is_served():
     assert abs(last.snr - last.output_snr) < 0.01
 
 
+@pytest.mark.slow
 def test_functions_and_nnx_models():
     def by_hand(params, x):
         x = jnp.tanh(jnp.einsum("bk,nk->bn", x, params["first"]))

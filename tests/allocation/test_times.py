@@ -65,6 +65,7 @@ def found(monkeypatch):
     return choose
 
 
+@pytest.mark.slow
 def test_the_choice_is_within_the_budget_of_time(found, tmp_path):
     # In float 4 seconds: one of the first layer, and three of the steps.
     one = found(2.2)

@@ -43,6 +43,7 @@ def test_the_error_is_close_to_the_least(grid, levels):
     assert rounding_error(x, high, low, levels) < 0.7 * errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 def test_any_split_of_the_batches_gives_the_same():
     x, how = normal((12, 7)), MseOverBatches()

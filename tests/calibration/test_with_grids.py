@@ -59,6 +59,7 @@ def results():
     return dict(zip(NAMES, outputs(X, W, G), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_contracts_and_differentiates(results, name):
     for got, wanted in zip(results[name], (X @ W, G @ W.T, X.T @ G), strict=True):

@@ -260,6 +260,7 @@ def test_sample_arguments_that_are_no_arrays(tmp_path):
     assert_same(loaded, convert(model, variables, X))
 
 
+@pytest.mark.slow
 def test_a_cache_is_left_to_serving(tmp_path):
     """A collection that only serving has is not asked of the source."""
     model, _ = MODELS["demo"]

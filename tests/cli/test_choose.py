@@ -109,6 +109,7 @@ def test_it_writes_rules_that_other_commands_take(made, choose, tmp_path, capsys
     assert "needs no statistics: --calibrate was not needed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_candidates_with_statistics_are_measured_and_converted(
     made, choose, tmp_path, capsys
 ):

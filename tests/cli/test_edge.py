@@ -139,6 +139,7 @@ def _interpret(path, *inputs):
     return runner(**dict(zip(names, inputs, strict=True)))["output"]
 
 
+@pytest.mark.slow
 @needs_converter
 def test_linen(folder, made, capsys):
     code, out, err = run(capsys, *ARGV, *DATA, "--save-ranges", "out.json")

@@ -145,6 +145,7 @@ def apply(model, variables, x, key=None):
     return model.apply(variables, x, rngs=None if key is None else {"aqt": key})
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 def test_is_served_rounded_to_nearest(variables, serving, wanted):
     q = serving["aqt"]["Dense_0"]["kernel"]["rhs"]

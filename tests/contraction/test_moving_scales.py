@@ -55,6 +55,7 @@ def test_results_and_gradients_are_near_those_of_floats(dtype):
         assert relative_error(one, other) < 0.03
 
 
+@pytest.mark.slow
 def test_it_is_equal_in_every_program():
     out, found = jax.jit(einsum)(P, V), gradients(einsum, P, V)
     assert_same(einsum(P, V), out)

@@ -57,6 +57,7 @@ def test_near_float(args):
             assert rms_error(got, wanted) < 0.03
 
 
+@pytest.mark.slow
 def test_each_group_is_a_contraction_of_its_own():
     """Bit for bit; but the gradient of the output shares its scales in that of w."""
     out, dx, dw = program(INT8)(X, W, SIZES, COTANGENT)
@@ -135,6 +136,7 @@ def test_other_configs(cfg):
         assert rms_error(got, wanted) < 0.02
 
 
+@pytest.mark.slow
 def test_transformations():
     """vmap, scan and remat give what they give of each call by itself."""
     sizes = jnp.stack([SIZES, SIZES[::-1]])

@@ -129,6 +129,7 @@ _CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "suffix"), _RUNTIME)
 def test_a_file_computes_what_is_served(tmp_path, net, served, name, suffix):
     path, cfg = tmp_path / f"model{suffix}", _CONFIGS[name]

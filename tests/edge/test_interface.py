@@ -33,6 +33,7 @@ def net():
     return model, variables, x, edge.calibrate(model, variables, [x])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".tflite", ".onnx"])
 def test_uint8_is_int8_and_128(tmp_path, net, suffix):
     model, variables, x, ranges = net

@@ -40,6 +40,7 @@ def _run(path, name, x):
     return Interpreter(str(path)).get_signature_runner(name)(input=np.asarray(x))
 
 
+@pytest.mark.slow
 def test_functions_share_the_integers_of_their_weights(tmp_path, variables):
     signatures, sizes = {}, {}
     for name, model, x in (

@@ -85,10 +85,9 @@ class Cnn(nn.Module):
         return nn.Conv(8, (3, 3), feature_group_count=8, conv_general_dilated=conv)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
-@pytest.mark.parametrize(
-    "name", mostly_slow(["mxfp8", "integers", "learned"], "integers")
-)
+@pytest.mark.parametrize("name", ["mxfp8", "integers", "learned"])
 def test_convolutions(name, tmp_path):
     cfg = DotGeneral(fwd=DotGeneralRaw(rhs=LEARNED))
     if name == "integers":

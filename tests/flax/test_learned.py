@@ -156,6 +156,7 @@ def test_runs_in_the_same_kernels():
     assert dots(lsq) == dots(absmax) and "i8>" in dots(lsq)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 def test_is_served_bit_for_bit():
     """Also where a step is negative, as some of these are."""

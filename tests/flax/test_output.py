@@ -38,6 +38,7 @@ class Chain(nn.Module):
         )(hidden)
 
 
+@pytest.mark.slow
 def test_trains_and_serves_the_same_integers():
     model, x = Chain(nearest()), normal((2, 3, 8))
     variables = init(model, x)

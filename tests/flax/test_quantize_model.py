@@ -166,6 +166,7 @@ def _arrays(serving):
     return {jax.tree_util.keystr(path): np.asarray(x).tolist() for path, x in flat}
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 @scanned_or_not
 def test_every_contraction_trains_and_serves(is_scanned):
@@ -291,6 +292,7 @@ def test_dropout_draws_from_the_rngs_of_the_call():
     assert (first != other).any()
 
 
+@pytest.mark.slow
 @scanned_or_not
 def test_static_ranges_are_gathered_and_served(is_scanned):
     rules = [Rule(operands="weight", cfg=config.static_int8())]

@@ -60,6 +60,7 @@ def test_it_trains_as_in_float(int8):
     assert losses[-5:].mean() == pytest.approx(wanted[-5:].mean(), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 def test_served_equals_trained(int8):
     variables, _ = int8

@@ -97,6 +97,7 @@ def test_frozen_weights_are_rotated():
     assert (apply(model, serving, X) == model.apply(serving, X)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 def test_rules_plan_and_warn(caplog):
     float_model = nn.Sequential([nn.Dense(172), nn.Dense(7), nn.Dense(4)])

@@ -148,6 +148,7 @@ def _mapped(**fields):
     )(8, **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cfg",
     [config.fully_quantized(), *map(config.weight_only, (8, 4)), config.w4a8()],

@@ -63,6 +63,7 @@ def norm_and_dense(cfg):
     return nn.Sequential([nn.RMSNorm(), nn.Dense(4, dot_general=AqtDotGeneral(cfg))])
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 def test_is_folded_into_frozen_weights(block, serving):
     model, variables = block

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from aqtlite import invariant
-from tests.common import mostly_slow
 from tests.invariance import decoder
 
 apply = jax.jit(invariant(decoder.apply))
@@ -43,7 +42,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(CASES, "token by token"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_decoded_as_trained(name):
     dtype, how = CASES[name]
     params, wanted = trained(dtype)

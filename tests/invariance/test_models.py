@@ -90,7 +90,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, "linen", "nnx"))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "linen"))
 def test_a_row_is_the_same_in_training_and_in_serving(name):
     apply, variables, converted, serve = MODELS[name]()
 
@@ -118,6 +118,7 @@ def test_methods_that_contract_nothing_are_invariant():
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.slow
 def test_calibrates_and_learns_in_invariant_forms():
     rules = Rule(cfg=config.static_int8())
     model = quantize_model(Linen(), rules, invariant=True)
@@ -144,6 +145,7 @@ def test_the_plan_shows_what_is_replaced_and_what_is_refused():
         quantized(w, X)
 
 
+@pytest.mark.slow
 def test_an_invariant_model_inside_of_another_needs_it_too():
     class Outer(nnx.Module):
         def __init__(self):

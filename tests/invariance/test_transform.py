@@ -82,6 +82,7 @@ OF_SHAPES = {
 }
 
 
+@pytest.mark.slow
 def test_constants_have_the_results_of_arguments():
     """XLA computes what it knows while it compiles, and rewrites around it."""
     named = {**FUNCTIONS, "quotient": (lambda x: x / 3.3, None, X)}

@@ -143,6 +143,7 @@ def assert_same(function, *, differentiable=True):
         assert a.weak_type == b.weak_type
 
 
+@pytest.mark.slow
 @hypothesis.given(
     st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=2), numbers
 )

@@ -63,6 +63,7 @@ def decoded(model, params, x):
     return np.concatenate(outs, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [("float", "bfloat16"), ("quantized", "float32"), ("quantized", "bfloat16")],
@@ -101,6 +102,7 @@ class TestNnx:
             outs.append(out)
         return np.concatenate(outs, 1)
 
+    @pytest.mark.slow
     def test_float_and_quantized_caches(self):
         x = normal((2, LENGTH, WIDTH))
         mask = nnx.make_causal_mask(x[..., 0])

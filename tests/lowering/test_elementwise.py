@@ -42,6 +42,7 @@ def plain(x, scale, bits):
     return mixed(7.0, x, jnp.broadcast_to(scale, x.shape), bits)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=3))
 def test_equals_the_function_of_whole_arrays(axes):

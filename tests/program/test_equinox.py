@@ -45,6 +45,7 @@ def function_of(module):
     return lambda arrays, x: jax.vmap(eqx.combine(arrays, static))(x), arrays
 
 
+@pytest.mark.slow
 def test_a_transformer_block():
     apply, arrays = function_of(Block(jax.random.key(0)))
     x = normal((2, 5, 8), 1)

@@ -31,6 +31,7 @@ def variables():
     return init(Decoder(), TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.code("quick")
 def test_a_remat_policy_saves_quantized_operands():
     def gradients(params, quant, policy):

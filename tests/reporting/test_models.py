@@ -120,6 +120,7 @@ MODELS = {
 which first layers have one, and the least share of its work in 8 bits."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model(name):
     make, x, layers, share = MODELS[name]

@@ -79,6 +79,7 @@ def test_factors_and_summands_without_a_contraction():
     )
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_parameters_of_a_normalization():
     model, x = _Block(nn.Conv(4, (3, 3))), models.normal((2, 5, 5, 3))
     variables = models.trained(model, x)

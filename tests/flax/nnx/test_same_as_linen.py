@@ -64,7 +64,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(PAIRS, "conv", "mlp"))
+@pytest.mark.parametrize("name", mostly_slow(PAIRS, "mlp"))
 def test_forward_gradients_and_serving(name):
     linen, make, x = PAIRS[name]
     variables = init(linen, x)

@@ -94,6 +94,7 @@ def test_adapters_are_beside_the_modules_own_parameters(base, adapters):
     np.testing.assert_array_equal(APPLY(again, X), out)
 
 
+@pytest.mark.slow
 def test_adapters_train_and_nothing_else_does(base, adapters):
     wanted = jnp.tanh(X[..., :4])
 

@@ -218,6 +218,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="room for 4 positions, 6 of .* 1 more"):
             kv_cache.append(cache, x, x, INT8)
 
+    @pytest.mark.slow
     def test_an_overfull_cache_of_a_model_by_rules(self):
         """An error after an eager call, though the model is traced."""
         layer = nn.MultiHeadDotProductAttention(1, attention_fn=QuantizedCache(INT8))

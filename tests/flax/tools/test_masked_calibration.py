@@ -109,6 +109,7 @@ def assert_close(got, wanted, rtol=2e-5):
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "is_scanned"),
     [
@@ -129,6 +130,7 @@ def test_statistics_of_the_float_model(kind, is_scanned):
     assert jnp.isfinite(jax.jit(model.apply)(serving, TOKENS)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SLOW("injected"), "rules"])
 def test_statistics_of_the_quantized_model(kind):
     model, variables = made(config.static_int8(), kind)
@@ -188,6 +190,7 @@ SMOOTHED = config.update(
 ROTATED = config.update(SMOOTHED, {"fwd.rotation": config.Hadamard()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cfg", "kind"),
     [

@@ -208,6 +208,7 @@ def test_without_vnni_int16_are_multiplied_from_eight_rows_on(without_vnni):
     assert [calls(7), calls(8)] == [0, int(panel_products.runs_here())]
 
 
+@pytest.mark.slow
 def test_served_equals_trained_with_and_without(without_kernel):
     """Layers of three axes and an odd number of columns, with a nonlinearity."""
     cfgs = {

@@ -133,6 +133,7 @@ SUMS = {"batch": "abk,bkn->abn", "float_by_int8": "abk,nbk->an"}
 SHAPES = {"batch": (2, 64, 16), "odd": (63, 16), "float_by_int8": (27, 2, 64)}
 
 
+@pytest.mark.slow
 def test_formats_and_what_stays_as_it_is():
     """With two contracted axes, and columns that are no whole panel."""
     cfgs = PACKED | AS_THEY_ARE

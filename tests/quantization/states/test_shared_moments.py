@@ -147,6 +147,7 @@ def test_rotations_of_their_own_have_moments_of_their_own():
     assert len(groups(moments(variables["aqt_stats"]))) == 2
 
 
+@pytest.mark.slow
 def test_the_rest_is_as_with_arrays_of_their_own():
     shared = calibrate_in_float(Block(CFG), VARIABLES, [X, 2 * X])
     copied = {**shared, "aqt_stats": jax.tree.map(jnp.copy, shared["aqt_stats"])}
