@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 _TIMEOUT = 240  # seconds; it takes fifteen
 _PREAMBLE = """
     import sys
-    import jax, numpy as np
+    import jax, numpy as np, pytest
+    from jax.experimental import multihost_utils
     from aqtlite import checkpoint
     from aqtlite.flax import convert
     from tests import two_processes as two
@@ -108,11 +109,25 @@ SCRIPTS = {
         two.assert_equal(apply(serving, x), served)
     """,
     "load_serving": """
-        for path in sys.argv[3:]:
+        def assert_loaded(path):
             serving = checkpoint.load_serving(path, model, mesh=mesh)
             two.assert_sharded(serving)
             two.assert_equal(serving, wanted)
             two.assert_equal(apply(serving, x), served)
+
+        source, *targets = sys.argv[3:]
+        for path in targets:
+            assert_loaded(path)
+    """,
+    "convert_checkpoint": """
+        for path in (target.replace("out", "by_one") for target in targets):
+            if jax.process_index() == 0:
+                checkpoint.convert_checkpoint(source, path, model, X)
+            elif not path.endswith(".safetensors"):
+                with pytest.raises(checkpoint.CheckpointError, match="process 1 of a"):
+                    checkpoint.convert_checkpoint(source, path + "1", model, X)
+            multihost_utils.sync_global_devices(path)
+            assert_loaded(path)
     """,
 }
 
@@ -122,7 +137,7 @@ def processes(tmp_path_factory):
     """Exit codes and outputs of two processes that run all scripts."""
     folder = tmp_path_factory.mktemp("two_processes")
     model = two_processes.Mlp()
-    source = save(folder / "float", two_processes.variables(), "msgpack")
+    source = save(folder / "float", two_processes.variables(), "orbax")
     targets = [str(folder / name) for name in ("out", "out.safetensors")]
     for target in targets:
         checkpoint.convert_checkpoint(source, target, model, two_processes.X)
@@ -130,7 +145,7 @@ def processes(tmp_path_factory):
         f"{textwrap.dedent(text)}\nprint('done: {name}', flush=True)\n"
         for name, text in SCRIPTS.items()
     )
-    return run(script, *targets)
+    return run(script, str(source), *targets)
 
 
 def assert_done(name, processes):
@@ -152,6 +167,11 @@ def test_convert(processes):
 def test_load_serving(processes):
     """Each process reads its shards of what one process converted."""
     assert_done("load_serving", processes)
+
+
+def test_convert_checkpoint(processes):
+    """One process converts while the other waits, from and to Orbax, too."""
+    assert_done("convert_checkpoint", processes)
 
 
 def test_the_processes_end_well(processes):

@@ -86,7 +86,9 @@ class OrbaxReader(base.Reader):
 
     @functools.cached_property
     def _checkpointer(self) -> Any:
-        return ocp.PyTreeCheckpointer()
+        alone = _alone()
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+        return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
     @functools.cached_property
     def _leaves(self) -> dict[str, tuple[bool, Any]]:
@@ -187,6 +189,12 @@ class OrbaxWriter(base.Writer):
     """Writes a folder, as `orbax.checkpoint.PyTreeCheckpointer` does."""
 
     def check(self, arrays: Mapping[str, ArrayInfo]) -> None:
+        if own := jax.process_index():
+            raise CheckpointError(
+                f"this is process {own} of a program, and Orbax writes a folder in "
+                "process 0: convert there, while the others wait, or name a target "
+                "that ends in .safetensors"
+            )
         for name, info in arrays.items():
             if 0 in info.shape:
                 raise CheckpointError(
@@ -237,10 +245,16 @@ class OrbaxWriter(base.Writer):
             (jax.Array, ocp.type_handlers.ArrayHandler()),
         )
         # OCDBT would write its index again after every array.
+        alone = _alone()
         handler = ocp.PyTreeCheckpointHandler(
-            use_ocdbt=False, type_handler_registry=registry
+            use_ocdbt=False,
+            type_handler_registry=registry,
+            multiprocessing_options=alone,
         )
-        with _quiet(), ocp.Checkpointer(handler) as checkpointer:
+        with (
+            _quiet(),
+            ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
+        ):
             checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(tree))
         # A file system that folds case or Unicode may merge two names into one folder.
         folders = {
@@ -268,6 +282,16 @@ class _LazyArrayHandler(ocp.type_handlers.NumpyHandler):
             for written in await super().serialize([value.read()], [info], [arg]):
                 written.result()
         return []
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Options for a process that does not wait for the others of its program."""
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=own,
+        active_processes={own},
+        barrier_sync_key_prefix=f"aqtlite{own}",
+    )
 
 
 def _file_name(name: str) -> str:
