@@ -27,7 +27,7 @@ class PercentileOverBatches(base.Calibration):
 
     On a mesh with explicit axes, every device counts the whole batch.
 
-    A NaN or infinity makes the bound NaN. Bin counts saturate at 2^32 - 1.
+    A batch with NaN or infinity is not counted. Bin counts saturate at 2^32 - 1.
 
     Raises:
         TypeError: if a field is not of the type declared.

@@ -19,8 +19,8 @@ class Periodic(over_batches.OverBatches):
 
     For slow calibrations, such as searches: in training, the cost per step shrinks by a
     factor of `period`. The range is computed in the first batch and again every
-    `period` batches; in between, values beyond it are clipped. A NaN or infinity in a
-    batch used for calibration persists until the range is next computed.
+    `period` batches; in between, values beyond it are clipped. A batch with NaN or
+    infinity is not counted.
 
     The compiled program skips the calibration with `lax.cond`; under `jax.vmap` over
     statistics, it runs in every batch.
