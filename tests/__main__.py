@@ -4,14 +4,15 @@
   python -m tests slow              the others: training, random models, new processes,
                                     notebooks, comparisons with AQT, Qwix, LiteRT, ONNX,
                                     and most cases of tests that have many
-  python -m tests all               both; .ci/run leaves out a few benchmarks
+  python -m tests all               both; .ci/run leaves out a few benchmarks, and of
+                                    each test all cases but eight
   python -m tests flax checkpoint   tests/flax and tests/checkpoint, slow ones too
   python -m tests slow flax         the slow tests of tests/flax
   python -m tests noise -k unbiased  of tests/noise, those named so
   python -m tests aqtlite           the doctests
 
-The first time, the quick part takes about 11 minutes on two cores of an x86-64 machine
-with nothing else to do, and all take about 23. Most of that is XLA compiling: later
+The first time, the quick part takes about 12 minutes on two cores of an x86-64 machine
+with nothing else to do, and all take about 28. Most of that is XLA compiling: later
 runs find the compiled programs in .jax_cache and take less. How far they are and how
 long they will take is printed.
 Tests run on two processes: ``-n 4`` is for machines with more cores, ``-n 0`` for a
