@@ -183,11 +183,12 @@ def _check_query(query: jax.Array, key: QTensor) -> None:
     size = key.shape[-1]
     fits = query.ndim == key.ndim and query.shape[:-3] == key.shape[:-3]
     groups = query.shape[-1] // size if fits and size else 0
+    heads = key.shape[-2] // groups if groups else 0
     if (
-        not groups
+        not heads
         or query.shape[-1] % size
         or key.shape[-2] % groups
-        or query.shape[-2] % (key.shape[-2] // groups)
+        or query.shape[-2] % heads
     ):
         raise ValueError(
             f"query of shape {query.shape} does not fit keys of shape {key.shape}: "
@@ -208,8 +209,8 @@ def _as_stored(q: QTensor) -> tuple[QTensor, str]:
 def _by_score(is_nan: jax.Array, value: QTensor, heads: int) -> jax.Array:
     """Lays out what holds for scales of values as scores: by head and position."""
     is_nan = is_nan.transpose(value.stored_axes)[..., 0]
-    *batch, length, _ = is_nan.shape
-    by_head = is_nan.reshape(*batch, length, heads, -1).any(-1)
+    *batch, length, scales = is_nan.shape
+    by_head = is_nan.reshape(*batch, length, heads, scales // heads).any(-1)
     return jnp.swapaxes(by_head, -1, -2)[..., None, None, :]
 
 

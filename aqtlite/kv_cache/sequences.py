@@ -254,14 +254,15 @@ def _check_rows(cache: KVCache, rows: Any, count: int) -> None:
 def _check_alike(what: str, one: KVCache, other: KVCache) -> None:
     def of(cache: KVCache) -> Any:
         key, value = cache.key, cache.value
-        kinds = type(key), key.numerics, cache.window
+        kinds = type(key), key.numerics, key.dtype, cache.window
         return kinds, key.shape[1:], value.shape[1:]
 
     if of(one) != of(other):
         raise ValueError(
             f"{what}: KV caches of shapes {one.key.shape} and {other.key.shape}, of "
-            f"{one.key.numerics} and {other.key.numerics}, with windows {one.window} "
-            f"and {other.window}, do not fit: all but their sequences are to be equal"
+            f"{one.key.numerics} and {other.key.numerics}, for {one.key.dtype} and "
+            f"{other.key.dtype}, with windows {one.window} and {other.window}, do not "
+            "fit: all but their sequences are to be equal"
         )
 
 

@@ -219,6 +219,13 @@ class TestBadInput:
                 ValueError,
                 "bits=4.*bits=8",
             ),
+            (
+                lambda c: kv_cache.insert(
+                    c, 0, kv_cache.empty((1, 4, 2, 8), "bfloat16", CFG)
+                ),
+                ValueError,
+                "for float32 and bfloat16",
+            ),
             (lambda c: kv_cache.grow(c, 3), ValueError, "length 4 does not shrink"),
             (lambda c: kv_cache.concatenate([]), ValueError, "at least one"),
             (lambda c: kv_cache.concatenate([c, empty()]), ValueError, "do not fit"),
@@ -256,6 +263,18 @@ class TestBadInput:
     def test_errors(self, change, error, match):
         with pytest.raises(error, match=match):
             change(self.CACHE)
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "count"), [(0, 4, 1), (2, 0, 0), (2, 4, 0)]
+)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_no_sequences_or_positions(batch, length, count, bits):
+    cfg = kv_cache.config_for(bits)
+    cache = kv_cache.empty((batch, length, 2, 8), "float32", cfg)
+    x = jnp.ones((batch, count, 2, 8))
+    cache = kv_cache.append(cache, x, x, cfg)
+    assert kv_cache.attend(x, cache, cfg).shape == x.shape
 
 
 @pytest.mark.parametrize("window", [None, 4])
