@@ -1,6 +1,7 @@
 """Corrects the biases of converted functions for the mean errors of their weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +58,8 @@ def correct_biases(
         params: the float parameters.
         serving: the serving parameters.
         batches: the other arguments of calls, each a tuple of positional arguments or a
-            single argument; all of their elements count alike: there is no mask=.
+            single argument; all of their elements count alike: there is no mask=. A
+            batch that gives NaN or infinity is left out, with a warning.
         **kwargs: keyword arguments of the function, constants of the program.
 
     Returns:
@@ -66,8 +68,8 @@ def correct_biases(
     Raises:
         TypeError: if `serve` is no such function, or `batches` not an iterable of
             batches.
-        ValueError: if there is no batch, if no weight is frozen beside a bias, or for a
-            contraction with smoothing or rotation.
+        ValueError: if there is no batch of finite values, if no weight is frozen beside
+            a bias, or for a contraction with smoothing or rotation.
     """
     if not isinstance(serve, ServingFunction):
         raise TypeError(
@@ -76,15 +78,29 @@ def correct_biases(
         )
 
     @jax.jit
-    def errors(params: Any, serving: Any, args: tuple[Any, ...]) -> dict[int, Any]:
+    def errors(params: Any, serving: Any, args: tuple[Any, ...]) -> Errors:
         state, function = serving["state"], serve.function
         program = program_of(function, params, args, kwargs, state)
         values = program.traced.values(((params, *args), kwargs))
         weights = frozen_of(program, frozen_by_module(serving[COLLECTION]))
-        return mean_errors(program.traced.jaxpr, program.parameters, values, weights)
+        return errors_of(program.traced.jaxpr, program.parameters, values, weights)
 
-    total = total_of(lambda args: errors(params, serving, args), batches)
-    return {**serving, "params": with_errors(serving["params"], total)}
+    found = mean_errors(lambda args: errors(params, serving, args), batches)
+    return {**serving, "params": with_errors(serving["params"], found)}
+
+
+class SummedError(NamedTuple):
+    """The error of the results that a bias is added to; of the shape of the bias."""
+
+    total: jax.Array
+    """Sum over the results that share an element of the bias, float32."""
+
+    elements: jax.Array
+    """Number of these results, float32."""
+
+
+Errors = dict[int, SummedError]
+"""Errors by the number of the parameter that is the bias."""
 
 
 class FrozenOperand(NamedTuple):
@@ -118,13 +134,13 @@ def frozen_of(program: Program, frozen: Entries) -> list[FrozenOperand]:
     return found
 
 
-def mean_errors(
+def errors_of(
     closed: core.ClosedJaxpr,
     parameters: Mapping[int, Parameter],
     values: list[Any],
     frozen: Sequence[FrozenOperand],
-) -> dict[int, jax.Array]:
-    """Returns what is to be added to the biases of a call, by number of the parameter.
+) -> Errors:
+    """Returns the errors that the biases of a call are to take back.
 
     Args:
         closed: jaxpr of the call.
@@ -166,7 +182,9 @@ def mean_errors(
     _, aux = rewriting.evaluate(closed, values, replacements)
     # A layer that is called twice has one bias for both.
     return {
-        parameters[number].number: sum(aux[place] for place in ones) / len(ones)
+        parameters[number].number: jax.tree.map(
+            lambda *sums: sum(sums), *(aux[place] for place in ones)
+        )
         for number, ones in own.items()
     }
 
@@ -175,17 +193,17 @@ _CONVERTER = "the conversion"
 
 
 def _measuring(operand: FrozenOperand, bias: biases.Bias) -> Any:
-    """Returns a float contraction that leaves the mean error of its result."""
+    """Returns a float contraction that leaves the error of its result."""
     one, place, frozen, _ = operand
 
-    def function(values: Any, given: None) -> tuple[Any, jax.Array]:
+    def function(values: Any, given: None) -> tuple[Any, SummedError]:
         del given
         eqn, floats = one.site.eqn, [values[i].astype(jnp.float32) for i in (0, 1)]
         rounded = frozen.in_own_order().dequant().astype(jnp.float32)
         floats[place] = floats[place] - rounded
         params = {**eqn.params, "preferred_element_type": jnp.dtype("float32")}
         error = eqn.primitive.bind(*floats, *values[2:], **params)
-        return one.in_float(values), bias.mean(error)
+        return one.in_float(values), SummedError(*bias.sums(error))
 
     return function
 
@@ -205,27 +223,57 @@ def _check_is_plain(operand: FrozenOperand) -> None:
         )
 
 
-def total_of(errors: Any, batches: Iterable[Any]) -> dict[int, jax.Array]:
-    """Returns the means over batches of errors by number.
+def mean_errors(
+    errors: Callable[[tuple[Any, ...]], Errors], batches: Iterable[Any]
+) -> dict[int, jax.Array]:
+    """Returns the means of errors over the elements of batches, by number.
+
+    Warns of batches that are left out, since they give NaN or infinity.
 
     Args:
         errors: function from the arguments of a batch to its errors.
         batches: the batches.
 
     Raises:
-        ValueError: if there is no batch.
+        ValueError: if there is no batch of finite values, and with any.
     """
-    total: dict[int, jax.Array] = {}
-    count = 0
+    total: Errors | None = None
+    entered: list[jax.Array] = []
     for batch in batches_lib.check(batches):
         args = batches_lib.args_of(batch)
         with batches_lib.called_with(batch):
-            for number, error in errors(args).items():
-                total[number] = total.get(number, jnp.float32(0)) + error
-        count += 1
-    if not count:
+            found = errors(args)
+        if total is None:
+            total = jax.tree.map(jnp.zeros_like, found)
+        total, enters = _added(total, found)
+        entered.append(enters)
+    if total is None:
         raise ValueError("correct_biases was given no batch")
-    return {number: error / count for number, error in total.items()}
+    left_out = [
+        str(i) for i, enters in enumerate(jax.device_get(entered)) if not enters
+    ]
+    if not all(error.elements.all() for error in total.values()):
+        raise ValueError(
+            "correct_biases was given no batch of finite values and of at least one "
+            "element, to whose errors a bias could be corrected: check the data and "
+            "the parameters"
+        )
+    if left_out:
+        warnings.warn(
+            f"correct_biases left out batch {', '.join(left_out)}, whose results have "
+            "NaN or infinity: check the data and the parameters",
+            stacklevel=3,
+        )
+    return {number: error.total / error.elements for number, error in total.items()}
+
+
+@jax.jit
+def _added(total: Errors, found: Errors) -> tuple[Errors, jax.Array]:
+    """Adds errors if all are finite; returns whether they are, too."""
+    sums = [error.total for error in found.values()]
+    is_finite = jnp.stack([jnp.isfinite(one).all() for one in sums]).all()
+    added = jax.tree.map(lambda a, b: jnp.where(is_finite, a + b, a), total, found)
+    return added, is_finite
 
 
 def with_errors(params: Any, errors: Mapping[int, jax.Array]) -> Any:

@@ -133,6 +133,47 @@ def test_a_layer_that_is_called_twice():
     np.testing.assert_allclose(error, 0, atol=1e-5)
 
 
+def _corrected_in_batches(kind, x):
+    """Mean error of a layer whose bias is corrected by batches of 30 and 2 rows."""
+    batches = [x[:30], x[30:]]
+    if kind == "function":
+        params = {"w": normal((4, 6)), "b": normal((6,), 1)}
+        fn_q = aqtlite.quantize_function(_layer, CFG, params=0)
+        serve, serving = aqtlite.convert_function(fn_q, params, x)
+        serving = aqtlite.correct_biases(serve, params, serving, batches)
+        return serve(serving, x) - _layer(params, x)
+    if kind == "linen":
+        model, variables = quantize_model(nn.Dense(6), CFG), init(nn.Dense(6), x)
+        serving = convert(model, variables, x)
+        serving = correct_biases(model, variables, serving, batches)
+        return model.apply(serving, x) - nn.Dense(6).apply(variables, x)
+    layer = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+    model = aqtlite_nnx.quantize_model(layer, CFG)
+    serving = aqtlite_nnx.convert(model, x)
+    serving = aqtlite_nnx.correct_biases(model, serving, batches)
+    return serving(x) - layer(x)
+
+
+each_kind = pytest.mark.parametrize("kind", ["function", "linen", "nnx"])
+
+
+@each_kind
+def test_elements_of_a_small_batch_count_alike(kind):
+    x = normal((32, 4)).at[30:].add(20)
+    error = _corrected_in_batches(kind, x).mean(0)
+    np.testing.assert_allclose(error, 0, atol=1e-5)
+
+
+@each_kind
+def test_a_batch_with_nan_is_left_out(kind):
+    x = normal((32, 4))
+    with pytest.warns(UserWarning, match="left out batch 1"):
+        errors = _corrected_in_batches(kind, x.at[31, 2].set(jnp.nan))
+    np.testing.assert_allclose(errors[:30].mean(0), 0, atol=1e-5)
+    with pytest.raises(ValueError, match="no batch of finite values"):
+        _corrected_in_batches(kind, x.at[:, 2].set(jnp.nan))
+
+
 def _layer(params, x):
     return x @ params["w"] + params["b"]
 

@@ -63,7 +63,7 @@ def correct_biases(
     collection = collection_of(converted)
 
     @jax.jit
-    def errors(graphdef: Any, state: Any, collection: Any) -> dict[int, jax.Array]:
+    def errors(graphdef: Any, state: Any, collection: Any) -> biases.Errors:
         copy, args = nnx.merge(graphdef, state)
         call = PureCall(copy, method, args, kwargs)
         params, *others = call.arguments
@@ -71,14 +71,14 @@ def correct_biases(
         program = program_of(function, params, tuple(others), {}, state_of(copy))
         values = program.traced.values((call.arguments, {}))
         frozen = biases.frozen_of(program, frozen_by_module(collection))
-        return biases.mean_errors(
+        return biases.errors_of(
             program.traced.jaxpr, program.parameters, values, frozen
         )
 
-    def of_batch(args: tuple[Any, ...]) -> dict[int, jax.Array]:
+    def of_batch(args: tuple[Any, ...]) -> biases.Errors:
         return errors(*nnx.split((quantized, args), graph=True), collection)
 
-    total = biases.total_of(of_batch, batches)
+    total = biases.mean_errors(of_batch, batches)
     corrected = nnx.clone(converted)
     call = PureCall(corrected, method, (), {})
     call.replace_params(biases.with_errors(call.params, total))

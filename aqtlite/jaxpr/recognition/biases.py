@@ -36,11 +36,14 @@ class Bias:
     shape: tuple[int, ...]
     """Shape of the input."""
 
-    def mean(self, result: jax.Array) -> jax.Array:
-        """Returns the mean of a result over the elements that share one of the bias.
+    def sums(self, result: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Sums a result over the elements that share one of the bias.
 
         Args:
             result: array of the shape of the result, float32.
+
+        Returns:
+            The sums, and the numbers of elements; float32, of the shape of the bias.
         """
         laid_out = _evaluate(self.of_result, result)
         zeros = jnp.zeros(self.shape, jnp.float32)
@@ -51,7 +54,7 @@ class Bias:
 
         _, of_bias = jax.vjp(broadcast, zeros)
         (total,), (count,) = of_bias(laid_out), of_bias(jnp.ones_like(laid_out))
-        return total / count
+        return total, count
 
 
 def _evaluate(steps: Sequence[Any], value: jax.Array) -> jax.Array:
@@ -79,8 +82,9 @@ def find(closed: core.ClosedJaxpr, location: Location) -> Bias | None:
     >>> params = {"b": jnp.zeros(3), "w": jnp.zeros((2, 3))}
     >>> closed = jax.make_jaxpr(layer)(params, jnp.zeros((5, 2)))
     >>> bias = find(closed, ((0, 0),))
-    >>> bias.input, bias.mean(jnp.ones((5, 3))).tolist()
-    (0, [1.0, 1.0, 1.0])
+    >>> total, count = bias.sums(jnp.full((5, 3), 2.0))
+    >>> bias.input, total.tolist(), count.tolist()
+    (0, [10.0, 10.0, 10.0], [5.0, 5.0, 5.0])
 
     Args:
         closed: the jaxpr.

@@ -47,7 +47,8 @@ def test_bias(function):
     shape = site.eqn.outvars[0].aval.shape
     result = np.arange(15, dtype="float32").reshape(5, 3)
     given = result.T if shape == (3, 5) else result
-    np.testing.assert_allclose(bias.mean(jnp.asarray(given)), result.mean(0))
+    total, count = bias.sums(jnp.asarray(given))
+    np.testing.assert_allclose(total / count, result.mean(0))
 
 
 @pytest.mark.parametrize(

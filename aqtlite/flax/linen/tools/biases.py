@@ -74,9 +74,7 @@ def correct_biases(
             return module.apply(variables, *args, **kwargs)
 
     @jax.jit
-    def errors(
-        variables: Any, collection: Any, args: tuple[Any, ...]
-    ) -> dict[int, jax.Array]:
+    def errors(variables: Any, collection: Any, args: tuple[Any, ...]) -> biases.Errors:
         traced = flax_models.trace(run, (variables, args))
         parameters = given_variables.parameters_in(traced, variables)
         names = {i: str(one) for i, one in parameters.items()}
@@ -84,13 +82,13 @@ def correct_biases(
         states = _states_of(model, traced, variables)
         frozen = list(_frozen_operands(planned, parameters, collection, states))
         values = traced.values((variables, args))
-        return biases.mean_errors(traced.jaxpr, parameters, values, frozen)
+        return biases.errors_of(traced.jaxpr, parameters, values, frozen)
 
-    def of_batch(args: tuple[Any, ...]) -> dict[int, jax.Array]:
+    def of_batch(args: tuple[Any, ...]) -> biases.Errors:
         with given_variables.checked(variables):
             return errors(variables, changed.get(COLLECTION, {}), args)
 
-    total = biases.total_of(of_batch, batches)
+    total = biases.mean_errors(of_batch, batches)
     params = variables[PARAMETERS]
     for parameter in parameters_of(params, nn.meta.is_axis_metadata):
         if parameter.number in total:
