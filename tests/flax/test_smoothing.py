@@ -162,6 +162,32 @@ def test_absorbing_without_parameters(block):
         absorb_smoothing(variables, ["q"], into="LayerNorm_0")
 
 
+class OnePlus(nn.Module):
+    """A norm that multiplies by one plus its scale, and adds a bias."""
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param("scale", nn.initializers.normal(0.3), x.shape[-1:])
+        bias = self.param("bias", nn.initializers.normal(), x.shape[-1:])
+        return nn.RMSNorm(use_scale=False)(x) * (1 + scale) + bias
+
+
+def test_a_norm_that_scales_by_one_plus_its_parameter():
+    dense = nn.Dense(4, dot_general=AqtDotGeneral(SMOOTHQUANT))
+    model = nn.Sequential([OnePlus(), dense])
+    variables = gathered(model)
+    absorbed = absorb_smoothing(variables, ["layers_1"], into="layers_0", added=1)
+    apply, exact = (
+        jax.jit(model.apply),
+        jax.jit(nn.Sequential([OnePlus(), nn.Dense(4)]).apply),
+    )
+    np.testing.assert_allclose(apply(absorbed, X), apply(variables, X), atol=1e-4)
+    wanted = exact({"params": variables["params"]}, X)
+    np.testing.assert_allclose(apply(absorbed, X), wanted, atol=0.1)
+    with pytest.raises(TypeError, match="a number as added=, got '1'"):
+        absorb_smoothing(variables, ["layers_1"], into="layers_0", added="1")
+
+
 def test_absorbing_twice(absorbed):
     with pytest.raises(ValueError, match="smoothing of 'q' is absorbed already"):
         absorb_smoothing(absorbed, ["q"], into="LayerNorm_0")

@@ -40,7 +40,8 @@ def correct_biases(
         variables: variables of training.
         serving: what `convert` made of them.
         batches: inputs, each a tuple of positional arguments or a single argument; all
-            of their elements count alike: there is no mask=.
+            of their elements count alike: there is no mask=. A batch that gives NaN or
+            infinity is left out, with a warning.
         **kwargs: other arguments of `apply`, such as ``train=False``. They are
             constants of the compiled program.
 

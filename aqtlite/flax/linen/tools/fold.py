@@ -1,6 +1,7 @@
 """Folds what follows or precedes a layer into its parameters, ahead of conversion."""
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -166,7 +167,11 @@ def _with(x: Any, value: jax.Array) -> Any:
 
 
 def absorb_smoothing(
-    variables: Mapping[str, Any], contractions: Sequence[str], *, into: str
+    variables: Mapping[str, Any],
+    contractions: Sequence[str],
+    *,
+    into: str,
+    added: float = 0.0,
 ) -> dict[str, Any]:
     """Folds the division by smoothing scales into the module before the contractions.
 
@@ -176,8 +181,10 @@ def absorb_smoothing(
     power-of-two scales, the model's outputs are equal bit for bit.
 
     Operations between the module and the contractions must commute with a positive
-    per-channel scale, as `nn.relu`, dropout and reshapes do; and *nothing else may read
-    the module's output*, which is not checked.
+    per-channel scale, as `nn.relu`, dropout and reshapes do; the module's output must
+    be proportional to its parameters (but for `added`), with its channels along their
+    last axes; and *nothing else may read the output*. None of this can be checked from
+    variables: compare the model's outputs before and after.
 
     Contractions that share an operand, such as query, key and value, share the scales:
     the smallest for each channel, as SmoothQuant gives for the concatenated weights.
@@ -190,13 +197,17 @@ def absorb_smoothing(
             ``["Block_0/attention/query", "Block_0/attention/key"]``. For a module with
             several contractions, append the contraction's name: ``"Block_0/scores"``.
         into: path of the module before them, such as ``"Block_0/LayerNorm_0"``.
+        added: what the module adds to the parameter that scales its output: 1 for norms
+            that multiply by ``1 + scale``, as those of Gemma. Outputs are then equal up
+            to the rounding of that sum.
 
     Returns:
         The changed variables. The smoothing statistics of these contractions are fixed
         from now on.
 
     Raises:
-        TypeError: if `contractions` is not a list of paths, or empty.
+        TypeError: if `contractions` is not a list of paths, or empty, or `added` not a
+            number.
         ValueError: if there is no such smoothing or module, if shapes do not fit, or
             if frozen weights would have to change.
 
@@ -215,6 +226,8 @@ def absorb_smoothing(
             "absorb_smoothing takes a list of paths of contractions, got "
             f"{contractions!r}"
         )
+    if isinstance(added, bool) or not isinstance(added, numbers.Real):
+        raise TypeError(f"absorb_smoothing takes a number as added=, got {added!r}")
     changed = given_variables.unfrozen(variables)
     found = {path: _smoothing(changed, path) for path in contractions}
     factors = [entry["smoothing"].lhs_factor for entry in found.values()]
@@ -232,7 +245,7 @@ def absorb_smoothing(
                 "absorb their smoothing before convert"
             )
         factor = jnp.maximum(factor, one)
-    _multiply(changed, into, factor)
+    _multiply(changed, into, factor, np.float32(added))
     for entry in found.values():
         entry["smoothing"] = dataclasses.replace(
             entry["smoothing"], lhs_factor=(), absorbed=factor
@@ -268,8 +281,10 @@ def _smoothing(variables: Mapping[str, Any], path: str) -> dict[str, Any]:
     return entries[0]
 
 
-def _multiply(variables: dict[str, Any], path: str, factor: jax.Array) -> None:
-    """Multiplies the parameters of a module along their last axes."""
+def _multiply(
+    variables: dict[str, Any], path: str, factor: jax.Array, added: np.float32
+) -> None:
+    """Multiplies the parameters of a module, all but "bias" plus `added`."""
     params = _at(variables.get("params", {}), path)
     if not isinstance(params, dict) or any(
         isinstance(x, dict) for x in params.values()
@@ -291,11 +306,18 @@ def _multiply(variables: dict[str, Any], path: str, factor: jax.Array) -> None:
                 "before convert"
             )
         where = f"parameter {name!r} of {path!r}"
-        params[name] = jax.tree.map(lambda x, w=where: _product(x, factor, w), value)
+        more = np.float32(0) if name == "bias" else added
+        params[name] = jax.tree.map(
+            lambda x, more=more, where=where: _product(x, factor, more, where), value
+        )
 
 
-def _product(x: jax.Array, factor: jax.Array, where: str) -> jax.Array:
+def _product(
+    x: jax.Array, factor: jax.Array, added: np.float32, where: str
+) -> jax.Array:
     """Multiplies a parameter by a factor with keepdims axes of a contraction's lhs.
+
+    What is `added` to the parameter is multiplied, too.
 
     The channels are the trailing axes of the factor with sizes other than one. Layers
     stacked by a scan have another axis in front.
@@ -316,7 +338,9 @@ def _product(x: jax.Array, factor: jax.Array, where: str) -> jax.Array:
             f"contraction, whose scales have shape {factor.shape}"
         )
     laid_out = factor.reshape(lead + (1,) * room + channels)
-    return (x * laid_out).astype(x.dtype)
+    if not added:
+        return (x * laid_out).astype(x.dtype)
+    return ((x + added) * laid_out - added).astype(x.dtype)
 
 
 def _at(tree: Any, path: str) -> Any:
