@@ -201,10 +201,12 @@ def _with_others(
         is_weight = name.endswith(".weight") and info.dtype.name not in _PLAIN
         is_expert = method == "mxfp4" and name.endswith(("blocks", "scales"))
         if _is_part(name) or is_weight or is_expert:
-            by = "no config beside it" if method is None else f"the config ({method})"
+            why = f"the config ({method}) does not explain"
+            if method is None:
+                why = "no config beside it explains"
             raise CheckpointError(
                 f"{name} in {tensors.where} is {info}, a part of a quantized weight "
-                f"that {by} does not explain: other tensors of it are missing, or the "
+                f"that {why}: other tensors of it are missing, or the "
                 "format is another"
             )
         if name in weights:

@@ -78,7 +78,7 @@ def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises:
         CheckpointError: if the path exists, or its folder does not.
     """
-    if path.exists():
+    if path.exists() or path.is_symlink():
         raise CheckpointError(f"{path} exists; name a new one")
     if not path.absolute().parent.is_dir():
         raise CheckpointError(f"there is no folder {path.parent} to write into")
@@ -115,6 +115,11 @@ def _write_folder(
     schemes: dict[str, Any] = {}
     in_float = []
     for name in weights:
+        if not {*"/%"}.isdisjoint(name):
+            raise CheckpointError(
+                f"{name}: {format_} separates the levels of names by dots, and has no "
+                "'/' or '%'; rename it"
+            )
         weight = weights[name]
         module = name.removesuffix(".weight")
         if isinstance(weight, QTensor):

@@ -13,6 +13,7 @@ from aqtlite.checkpoint.quantized_formats import bits, gguf, gguf_types, writing
 from aqtlite.qtensor.qtensor import QTensor
 
 _BLOCK = 32
+_MOST_AXES = 4
 _NUMBERS = {kind.name: number for number, kind in gguf_types.TYPES.items()}
 _PLAIN = {
     kind.dtype: kind.name
@@ -35,6 +36,10 @@ def encode(name: str, x: QTensor | np.ndarray) -> Encoded:
     Raises:
         CheckpointError: if no type does.
     """
+    if np.ndim(x) > _MOST_AXES:
+        raise CheckpointError(
+            f"{name} has {np.ndim(x)} axes, and GGUF has at most {_MOST_AXES}"
+        )
     if not isinstance(x, QTensor):
         array = np.asarray(x)
         if array.dtype not in _PLAIN:

@@ -46,8 +46,8 @@ def correct_biases(
         model: the quantized model with its float parameters.
         serving: what `convert` made of it.
         batches: the inputs, each a tuple of positional arguments or a single argument;
-            all of their elements count alike: there is no mask=. A batch that gives NaN or
-            infinity is left out, with a warning.
+            all of their elements count alike: there is no mask=. A batch that gives
+            NaN or infinity is left out, with a warning.
         method: name of the method to call.
         **kwargs: keyword arguments of the method, constants of the program.
 

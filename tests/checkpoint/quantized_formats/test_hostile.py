@@ -291,7 +291,7 @@ class TestFolders:
     def test_without_a_config(self, tmp_path):
         """Nothing is guessed: words are no weights."""
         path = edited.write(tmp_path / "x", edited.tensors_of("gptq_4"), None)
-        refuses("that no config beside it does not explain", read_all, path)
+        refuses("that no config beside it explains", read_all, path)
 
     def test_other_paths(self, tmp_path):
         refuses("does not exist", read_all, tmp_path / "x")

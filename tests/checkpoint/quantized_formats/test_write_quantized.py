@@ -135,7 +135,14 @@ INT8 = written_here.INT8
             {"a": written_here.quantized(numerics.NormalFloat(), 32)},
             "is not on a grid of integers",
         ),
+        ("gptq", {"a.weight": INT4, "b/c": np.ones(3)}, "b/c: .* no '/' or '%'"),
+        (
+            "compressed-tensors",
+            {"a.weight": INT4, "100%.b": np.ones(3)},
+            "100%.b: .* no '/' or '%'",
+        ),
         ("gguf", {"a": np.ones(3, np.uint16)}, "uint16, which GGUF has not"),
+        ("gguf", {"a": np.ones((1,) * 5)}, "a has 5 axes, and GGUF has at most 4"),
         (
             "compressed-tensors",
             {"a.weight": written_here.quantized(written_here.E2M1, 32)},
@@ -155,6 +162,9 @@ def test_what_a_format_cannot_hold(format_, weights, message, tmp_path):
 def test_paths_and_metadata(tmp_path):
     save = checkpoint.save_quantized
     refuses("exists; name a new one", save, tmp_path, {}, format="gguf")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nothing")
+    refuses("exists; name a new one", save, link, {}, format="gguf")
     path = tmp_path / "no" / "out"
     refuses("there is no folder", save, path, {}, format="gguf")
     path = tmp_path / "out"
