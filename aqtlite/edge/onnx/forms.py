@@ -193,10 +193,13 @@ def _fully_connected(call: Call, _: Any) -> Array:
             y = writer.apply("Add", [y, bias], y.shape, None, name)
         return y
     if call.grid is None:
-        # Not Gemm, since onnxruntime would quantize its float weight.
+        # Not Gemm, nor a MatMul and an Add, of which onnxruntime makes one: it would
+        # quantize the float weight, between integers, with one scale.
         y = writer.apply("MatMul", [x, rest[0]], call.shape, None, f"{name}/product")
         for bias in rest[1:]:
-            y = writer.apply("Add", [y, bias], y.shape, None, name)
+            # A constant, once it is loaded.
+            negative = writer.apply("Neg", [bias], bias.shape, None, f"{name}/negative")
+            y = writer.apply("Sub", [y, negative], y.shape, None, name)
         return y
     rows = (math.prod(x.shape[:-1]), x.shape[-1])
     x = writer.reshape(x, rows, f"{name}/rows")

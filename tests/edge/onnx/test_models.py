@@ -137,3 +137,28 @@ def test_floats_at_the_ends(tmp_path):
         ["float32", "float32"]
     )
     np.testing.assert_array_equal(run.found, run.expected)
+
+
+@pytest.mark.parametrize("layer", ["layers_2", "layers_4"])
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_a_layer_that_rules_leave_in_float_stays_so(kind, use_bias, layer, tmp_path):
+    """onnxruntime would quantize its weight, with one scale for all channels."""
+
+    def made(features):
+        if kind == "conv":
+            return nn.Conv(features, (3, 3), use_bias=use_bias)
+        return nn.Dense(features, use_bias=use_bias)
+
+    model = nn.Sequential([made(12), nn.relu, made(16), nn.relu, made(6)])
+    x = normal(64, 8) if kind == "dense" else normal(2, 6, 6, 3)
+    variables = quick_jit(model.init)(jax.random.key(0), x)
+    # Harmless in float: a dead unit, whose weights are large.
+    before = variables["params"]["layers_0" if layer == "layers_2" else "layers_2"]
+    before["kernel"] = before["kernel"].at[..., 0].set(0)
+    large = variables["params"][layer]
+    large["kernel"] = large["kernel"].at[..., 0, :].mul(1000)
+    rules = [Rule(path=f".*{layer}", is_float=True)]
+    run = runs.run(model, variables, (x,), tmp_path / "model.onnx", rules)
+    assert {"MatMul", "FusedConv", "Conv"} & {*run.in_float}
+    assert run.quanta.max() <= 1 and (run.quanta > 0).mean() < 0.01
