@@ -34,9 +34,9 @@ def attend(
             those in the window of the cache.
         cache: cache that already holds the keys and values of these positions.
         cfg: config that the cache was made with.
-        mask: True where attended; broadcasts to ``(*batch, query heads, positions,
-            length)``, with a column for each slot of the cache
-            (`aqtlite.kv_cache.positions`).
+        mask: True, or 1, where attended; broadcasts to ``(*batch, query heads,
+            positions, length)``, with a column for each slot of the cache
+            (`aqtlite.kv_cache.positions`). A position without any is the mean of all.
         scale: factor of the scores, which are float32, as in
             `jax.nn.dot_product_attention` and NNX's attention, which take ``1 /
             sqrt(depth)``. None: the queries are divided by ``sqrt(depth)`` before they
@@ -48,13 +48,16 @@ def attend(
     Raises:
         TypeError: if `query` is not floating, or if a gradient is asked with respect to
             keys and values of a cache without `KVCache.floats`.
-        ValueError: if a shape does not match, or the cache is of another config.
+        ValueError: if a shape does not match, the cache is of another config, or, as
+            far as is known, holds fewer positions than there are queries, or `mask` has
+            other numbers than 0 and 1, which make attention NaN where not known.
     """
     cache = cache_lib.checked(cache, cfg)
     keys, values = cache_lib.differentiable(cache)
-    _check_query(query, keys)
+    _check_query(query, keys, cfg)
     count, index = query.shape[-3], cache.index
     cache_lib.check_count(cache, count)
+    cache_lib.check_written(cache, count)
     seen = slots.seen(index, count, cache.length, cache.window)
     if index.ndim:  # The same for all heads.
         seen = seen[..., None, :, :]
@@ -79,13 +82,30 @@ def attend_uncached(
         cfg: config of the cache.
         mask: as for `attend`; without one, every position attends to all.
         scale: as for `attend`.
+
+    Raises:
+        TypeError: if `query`, `key` or `value` is not floating.
+        ValueError: if a shape does not match, or as for `attend` of a mask.
     """
     masks = () if mask is None else (mask,)
+    return attend_with_masks(query, key, value, cfg, masks, scale)
+
+
+def attend_with_masks(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    cfg: config.DotGeneral,
+    masks: tuple[jax.Array, ...],
+    scale: float | None,
+) -> jax.Array:
+    """As `attend_uncached`, to what all masks leave."""
+    cache_lib.check_pair(key, value)
     keys, values = (
         quantizing.quantize_keys(key, cfg),
         quantizing.quantize_values(value, cfg),
     )
-    _check_query(query, keys)
+    _check_query(query, keys, cfg)
     return _attend(query, keys, values, cfg, masks, scale)
 
 
@@ -104,14 +124,19 @@ def _attend(
     scores = _scores(query, key, cfg, of_scores)
     if scale is not None:
         scores = scores * jnp.asarray(scale, scores.dtype)
-    heads, group, count, _ = scores.shape[-4:]
+    *batch, heads, group, count, _ = scores.shape
     # A probability of zero times a scale of NaN would be NaN.
     is_nan = jnp.isnan(value.scale)
     value = dataclasses.replace(value, scale=jnp.where(is_nan, 0, value.scale))
     scores = jnp.where(_by_score(is_nan, value, heads), jnp.nan, scores)
-    for mask in masks:
-        mask = _by_group(mask, heads, group, (count, length))
-        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    wanted = (*batch, heads * group, count, length)
+    checked = [_by_group(_checked_mask(mask, wanted), heads, group) for mask in masks]
+    for mask in checked:
+        attended = mask if mask.dtype == bool else mask != 0
+        scores = jnp.where(attended, scores, jnp.finfo(scores.dtype).min)
+    for mask in checked:
+        if mask.dtype != bool:
+            scores = jnp.where(_is_no_mask(mask), jnp.nan, scores)
     probabilities = jax.nn.softmax(scores).astype(dtype)
     return _weighted(probabilities, value, cfg)
 
@@ -174,26 +199,31 @@ def check_no_dropout(dropout_rate: float, *, deterministic: bool) -> None:
         )
 
 
-def _check_query(query: jax.Array, key: QTensor) -> None:
-    """Raises TypeError or ValueError unless a query fits the keys."""
+def _check_query(query: jax.Array, key: QTensor, cfg: config.DotGeneral) -> None:
+    """Raises TypeError or ValueError unless a query fits the keys.
+
+    Args:
+        query: the query.
+        key: the keys, whose groups of channels are heads.
+        cfg: config of the cache.
+    """
     if not jnp.issubdtype(query.dtype, jnp.floating):
         raise TypeError(
             f"query must be floating, got {query.dtype} of shape {query.shape}"
         )
-    size = key.shape[-1]
-    fits = query.ndim == key.ndim and query.shape[:-3] == key.shape[:-3]
-    groups = query.shape[-1] // size if fits and size else 0
-    heads = key.shape[-2] // groups if groups else 0
-    if (
-        not heads
-        or query.shape[-1] % size
-        or key.shape[-2] % groups
-        or query.shape[-2] % heads
-    ):
+    *of_key, keys, size = key.shape
+    *of_query, queries, depth = query.shape
+    blocks = cfg.fwd.rhs.blocks
+    groups = 1 if blocks is None or not depth else blocks.count_of(depth)
+    heads = keys // groups
+    fits = len(of_query) == len(of_key) and of_query[:-1] == of_key[:-1]
+    is_multiple = heads and keys == heads * groups and queries % heads == 0
+    if not (fits and is_multiple and depth and depth == groups * size):
+        of_groups = "" if groups == 1 else f" (heads of {groups} groups of channels)"
         raise ValueError(
-            f"query of shape {query.shape} does not fit keys of shape {key.shape}: "
-            "batch axes and depth are to be equal, and the heads of the query a "
-            "multiple of those of the keys"
+            f"query of shape {query.shape} does not fit keys of shape {key.shape}"
+            f"{of_groups}: batch axes and depth are to be equal, and the heads of the "
+            "query a multiple of those of the keys"
         )
 
 
@@ -214,24 +244,45 @@ def _by_score(is_nan: jax.Array, value: QTensor, heads: int) -> jax.Array:
     return jnp.swapaxes(by_head, -1, -2)[..., None, None, :]
 
 
-def _by_group(
-    mask: jax.Array, heads: int, group: int, last: tuple[int, int]
-) -> jax.Array:
-    """Splits a mask's axis of query heads, if present, into key heads and groups."""
-    mask = jnp.atleast_2d(mask)
-    rows, columns = mask.shape[-2:]
-    if rows not in (1, last[0]) or columns not in (1, last[1]):
+def _checked_mask(mask: jax.Array, of_scores: tuple[int, ...]) -> jax.Array:
+    """Returns a mask with two axes or more.
+
+    Args:
+        mask: bool, or numbers, 1 where attended and 0 elsewhere.
+        of_scores: shape of the scores, ``(*batch, query heads, positions, length)``.
+
+    Raises:
+        ValueError: if it does not broadcast to the scores, or has other numbers, as far
+            as they are known.
+    """
+    mask = jnp.atleast_2d(jnp.asarray(mask))
+    trailing = of_scores[max(len(of_scores) - mask.ndim, 0) :]
+    if mask.ndim > len(of_scores) or any(
+        size not in (1, wanted)
+        for size, wanted in zip(mask.shape, trailing, strict=True)
+    ):
         raise ValueError(
-            f"mask of shape {mask.shape} does not broadcast to {last[0]} queries and "
-            f"{last[1]} keys, its last two axes; the keys are all the positions that "
-            "the cache has room for"
+            f"mask of shape {mask.shape} does not broadcast to {of_scores}, (*batch, "
+            "query heads, positions, length), where the length is all the positions "
+            "that the cache has room for"
         )
+    is_known = not isinstance(mask, jax.core.Tracer)
+    if is_known and mask.dtype != bool and np.any(_is_no_mask(mask)):
+        raise ValueError(
+            f"mask of {mask.dtype} and of shape {mask.shape} has numbers other than 1, "
+            "where attended, and 0; of a mask that is added to scores, give mask == 0"
+        )
+    return mask
+
+
+def _is_no_mask(mask: jax.Array) -> jax.Array:
+    return (mask != 0) & (mask != 1)
+
+
+def _by_group(mask: jax.Array, heads: int, group: int) -> jax.Array:
+    """Splits a mask's axis of query heads, if present, into key heads and groups."""
     if mask.ndim == 2:
         return mask
-    *batch, own, _, _ = mask.shape
-    if own not in (1, heads * group):
-        raise ValueError(
-            f"mask of shape {mask.shape} does not broadcast to {heads * group} heads"
-        )
+    *batch, own, rows, columns = mask.shape
     split = (1, 1) if own == 1 else (heads, group)
     return mask.reshape(*batch, *split, rows, columns)

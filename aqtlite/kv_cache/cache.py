@@ -114,7 +114,8 @@ def empty(
     batch = len(shape) - 3
     length, heads, depth = range(batch, batch + 3)
     key = quantizing.quantize_keys(jnp.zeros(shape, dtype), cfg).stop_gradient()
-    zeros = jnp.zeros((*shape[:-1], value_depth or shape[-1]), dtype)
+    depth_of_value = shape[-1] if value_depth is None else value_depth
+    zeros = jnp.zeros((*shape[:-1], depth_of_value), dtype)
     value = quantizing.quantize_values(zeros, cfg).stop_gradient()
     index = jnp.zeros((), jnp.int32)
     if packed.is_packed(cfg.for_serving().fwd.rhs.grid):
@@ -158,11 +159,7 @@ def append(
             ("value", value, cache.value, quantizing.quantize_values),
         )
     )
-    if key.shape[:-1] != value.shape[:-1]:
-        raise ValueError(
-            f"key of shape {key.shape} and value of shape {value.shape} differ in "
-            "another axis than the last"
-        )
+    check_pair(key, value)
     positions = key.shape[-3]
     _check_room(cache, positions)
     place = _place(cache, positions)
@@ -200,6 +197,28 @@ def append(
         index=cache.index + positions,
         floats=None if of_keys is None else (of_keys, of_values),
     )
+
+
+def check_pair(key: jax.Array, value: jax.Array) -> None:
+    """Raises TypeError or ValueError unless keys and values are floats that fit."""
+    for name, x in (("key", key), ("value", value)):
+        _check_floating(name, x)
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(
+            f"key of shape {key.shape} and value of shape {value.shape} differ in "
+            "another axis than the last"
+        )
+
+
+def check_written(cache: KVCache, count: int) -> None:
+    """Raises ValueError if a cache holds fewer positions, as far as is known."""
+    index = cache.index
+    if not isinstance(index, jax.core.Tracer) and np.any(index < count):
+        raise ValueError(
+            f"{count} queries attend to a KV cache of which {index} positions are "
+            "written: append the positions of the queries first, and cut off padding "
+            "(aqtlite.kv_cache.truncate) after attending"
+        )
 
 
 def check_count(cache: KVCache, positions: int) -> None:
@@ -347,6 +366,11 @@ def _as_mapped(q: Stored) -> Stored:
     return dataclasses.replace(q, order=order)
 
 
+def _check_floating(name: str, x: jax.Array) -> None:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} must be floating, got {x.dtype} of shape {x.shape}")
+
+
 def _quantized_as(
     name: str,
     x: jax.Array,
@@ -360,8 +384,7 @@ def _quantized_as(
         TypeError: if they are not floating.
         ValueError: if they do not fit the cache.
     """
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name} must be floating, got {x.dtype} of shape {x.shape}")
+    _check_floating(name, x)
     new = quantize(x, cfg) if x.ndim == past.ndim else None
     if new is None or (*new.shape[:-3], *new.shape[-2:]) != (
         *past.shape[:-3],

@@ -1,5 +1,6 @@
 """A quantized KV cache for NNX's attention layers."""
 
+import inspect
 import math
 from typing import Any
 
@@ -9,6 +10,9 @@ from flax import nnx
 
 from aqtlite import config, kv_cache
 from aqtlite.kv_cache import attention, slots
+
+# What layers of NNX give to a function of attention.
+_OF_NNX = frozenset(inspect.signature(nnx.dot_product_attention).parameters)
 
 
 class QuantizedCache(nnx.Module):
@@ -31,7 +35,9 @@ class QuantizedCache(nnx.Module):
     Args:
         cfg: config of the contractions of queries with keys, and probabilities with
             values; None for ``kv_cache.config_for(8)``.
-        window: number of last positions that are attended to; None for all.
+        window: number of last positions that are attended to; None for all. Before
+            `init_cache` it takes part if the layer is causal (``is_causal``); otherwise
+            give the mask of the window.
 
     Raises:
         TypeError: if `cfg` is not a `config.DotGeneral`.
@@ -79,20 +85,31 @@ class QuantizedCache(nnx.Module):
             dropout_rate: dropout rate of attention; must be 0 unless `deterministic`.
             deterministic: whether dropout is off.
             is_causal: whether positions attend to earlier ones alone, without a cache.
-            **of_flax: other arguments that NNX's layers give, which have no effect.
+            **of_flax: other arguments of `nnx.dot_product_attention`, which have no
+                effect. A bias of the scores must be None.
 
         Raises:
-            ValueError: if the cache is full or of another shape, or dropout is given.
+            TypeError: if there is no such argument.
+            ValueError: if the cache is full or of another shape, or a bias or dropout
+                is given.
         """
-        del of_flax
+        if unknown := of_flax.keys() - _OF_NNX:
+            raise TypeError(f"QuantizedCache has no argument {min(unknown)!r}")
+        if of_flax.get("bias") is not None:
+            raise ValueError(
+                "bias= was given to attention to a KV cache, which adds none to scores"
+            )
         attention.check_no_dropout(dropout_rate, deterministic=deterministic)
         scale = 1 / math.sqrt(query.shape[-1])  # As NNX's own attention has it.
         if self.cache is None:
+            masks = () if mask is None else (mask,)
             if is_causal:
                 count = query.shape[-3]
                 causal = slots.seen(jnp.int32(count), count, count, self.window)
-                mask = causal if mask is None else causal & mask
-            return kv_cache.attend_uncached(query, key, value, self.cfg, mask, scale)
+                masks = (*masks, causal)
+            return attention.attend_with_masks(
+                query, key, value, self.cfg, masks, scale
+            )
         cache = kv_cache.append(self.cache.get_value(), key, value, self.cfg)
         self.cache.set_value(cache)
         return kv_cache.attend(query, cache, self.cfg, mask, scale)

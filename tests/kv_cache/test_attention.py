@@ -1,0 +1,112 @@
+"""What attention to a quantized cache takes, and refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import config, kv_cache
+from aqtlite.flax import nnx as aqtlite_nnx
+from tests.common import normal
+
+pytestmark = pytest.mark.code("quick")
+
+INT8 = kv_cache.config_for(8)
+BLOCKS = config.update(INT8, {"fwd.rhs.blocks": config.Blocks(count=2)})
+QUERY, KEY, VALUE = (normal((2, 3, heads, 8), i) for i, heads in enumerate((4, 2, 2)))
+CAUSAL = jnp.tril(jnp.ones((3, 3), bool))
+
+
+def written(cfg=INT8, length=3):
+    cache = kv_cache.empty((2, length, 2, 8), "float32", cfg)
+    return kv_cache.append(cache, KEY, VALUE, cfg)
+
+
+def attend(mask=None, query=QUERY, cfg=INT8):
+    return kv_cache.attend(query, written(), cfg, mask)
+
+
+def uncached(mask=None, query=QUERY, key=KEY, value=VALUE, cfg=INT8):
+    return kv_cache.attend_uncached(query, key, value, cfg, mask)
+
+
+def of_nnx(mask=None):
+    return aqtlite_nnx.QuantizedCache(INT8)(QUERY, KEY, VALUE, mask, is_causal=True)
+
+
+each = pytest.mark.parametrize("call", [attend, uncached, of_nnx])
+
+
+@each
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32"])
+def test_masks_of_any_dtype(call, dtype):
+    """Flax makes masks of float32."""
+    mask = CAUSAL.at[2, 1].set(False)
+    np.testing.assert_allclose(call(mask.astype(dtype)), uncached(mask), atol=1e-6)
+    np.testing.assert_array_equal(
+        jax.jit(call)(mask.astype(dtype)), jax.jit(call)(mask)
+    )
+
+
+@each
+def test_masks_that_are_added(call):
+    """They would attend to what they mask."""
+    added = jnp.where(CAUSAL, 0, -1e9)
+    with pytest.raises(ValueError, match="numbers other than 1.* give mask == 0"):
+        call(added)
+    assert jnp.isnan(jax.jit(call)(added)).any((0, 2, 3))[:2].all()
+    np.testing.assert_allclose(call(added == 0), uncached(CAUSAL), atol=1e-6)
+
+
+@each
+@pytest.mark.parametrize(
+    "shape", [(5, 1, 3, 3), (1, 1, 1, 3, 3), (2, 3, 3, 3), (2, 3), (4,)]
+)
+def test_masks_of_other_shapes(call, shape):
+    with pytest.raises(ValueError, match="does not broadcast to"):
+        call(jnp.ones(shape, bool))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda: attend(query=normal((2, 3, 4, 16))), ValueError, "does not fit keys"),
+        (lambda: attend(cfg=BLOCKS), ValueError, "does not fit keys of .* 2 groups"),
+        (
+            lambda: kv_cache.attend(QUERY, written(BLOCKS), INT8),
+            ValueError,
+            "does not fit keys",
+        ),
+        (
+            lambda: kv_cache.attend(QUERY, kv_cache.truncate(written(), [3, 2]), INT8),
+            ValueError,
+            "3 queries attend to a KV cache of which",
+        ),
+        (lambda: uncached(query=normal((2, 3, 4, 16))), ValueError, "does not fit"),
+        (lambda: uncached(value=normal((2, 3, 4, 8))), ValueError, "differ in another"),
+        (lambda: uncached(value=normal((6, 3, 2, 8))), ValueError, "differ in another"),
+        (lambda: uncached(value=normal((2, 2, 2, 8))), ValueError, "differ in another"),
+        (lambda: uncached(key=KEY.astype(int)), TypeError, "key must be floating"),
+        (lambda: uncached(value=VALUE.astype(int)), TypeError, "value must be floati"),
+    ],
+)
+def test_what_does_not_fit(change, error, match):
+    with pytest.raises(error, match=match):
+        change()
+
+
+def test_groups_of_channels():
+    found = kv_cache.attend(QUERY, written(BLOCKS), BLOCKS)
+    np.testing.assert_array_equal(found, uncached(CAUSAL, cfg=BLOCKS))
+
+
+def test_arguments_that_nnx_gives():
+    call = functools.partial(aqtlite_nnx.QuantizedCache(INT8), QUERY, KEY, VALUE)
+    found = call(bias=None, dtype=None, precision=None)
+    np.testing.assert_array_equal(found, call())
+    with pytest.raises(ValueError, match="bias= was given"):
+        call(bias=jnp.zeros((3, 3)))
+    with pytest.raises(TypeError, match="no argument 'maks'"):
+        call(maks=CAUSAL)
