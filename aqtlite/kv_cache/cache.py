@@ -199,6 +199,17 @@ def append(
     )
 
 
+def check_index(cache: KVCache) -> None:
+    """Raises ValueError unless the index has the batch axes, or none."""
+    if cache.index.shape not in ((), cache.key.shape[:-3]):
+        raise ValueError(
+            f"index of shape {cache.index.shape} of a KV cache of shape "
+            f"{cache.key.shape}: it is to have the batch axes, or none; map over "
+            "layers that are stacked, as by nn.scan (jax.vmap, or "
+            "map_caches(..., stacked=1))"
+        )
+
+
 def check_pair(key: jax.Array, value: jax.Array) -> None:
     """Raises TypeError or ValueError unless keys and values are floats that fit."""
     for name, x in (("key", key), ("value", value)):
@@ -330,11 +341,7 @@ def checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
     cache = dataclasses.replace(
         cache, key=_as_mapped(cache.key), value=_as_mapped(cache.value)
     )
-    if cache.index.shape not in ((), cache.key.shape[:-3]):
-        raise ValueError(
-            f"index of shape {cache.index.shape} of a KV cache of shape "
-            f"{cache.key.shape}: it is to have the batch axes, or none"
-        )
+    check_index(cache)
     grid = cfg.for_serving().fwd.rhs.grid
     for name, past in (("keys", cache.key), ("values", cache.value)):
         if past.numerics not in (None, grid):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.kv_cache import slots
-from aqtlite.kv_cache.cache import KVCache, Stored, slot_axis
+from aqtlite.kv_cache.cache import KVCache, Stored, check_index, slot_axis
 
 
 def positions(cache: KVCache) -> jax.Array:
@@ -64,6 +64,7 @@ def truncate(cache: KVCache, lengths: Any) -> KVCache:
             known, as inside `jax.jit` or after an earlier cut, a negative length is 0,
             and attention to lost positions is NaN.
     """
+    check_index(cache)
     lengths = jnp.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(
@@ -133,10 +134,14 @@ def take(cache: KVCache, rows: Any) -> KVCache:
             samples, or the beams that go on).
 
     Raises:
-        ValueError: if the cache has no batch axis.
+        TypeError: if `rows` are not integers.
+        ValueError: if they have another rank, or the cache has no batch axis.
         IndexError: if a row is out of range and known; others are clipped.
     """
     rows = jnp.asarray(rows)
+    if rows.ndim == 1 and not rows.size:
+        rows = rows.astype(jnp.int32)
+    _check_integer("rows", rows, 1)
     _check_rows(cache, rows, cache.key.shape[0])
     return _mapped(lambda x: jnp.take(x, rows, axis=0, mode="clip"), cache)
 
@@ -149,15 +154,18 @@ def insert(cache: KVCache, row: Any, other: KVCache) -> KVCache:
 
     Args:
         cache: a cache with a batch axis.
-        row: the first row, int, which may be traced.
+        row: the first row, int, which may be traced; the sequences then go to the last
+            rows if there are fewer behind it.
         other: a cache of the same config, no longer than `cache`, and of the same
             length if they have windows.
 
     Raises:
+        TypeError: if `row` is not an integer.
         ValueError: if the caches do not fit, or have no batch axis.
         IndexError: if there are fewer rows, and `row` is known.
     """
-    row = jnp.asarray(row, jnp.int32)
+    row = jnp.asarray(row)
+    _check_integer("row", row, 0)
     _check_rows(cache, row + np.arange(other.key.shape[0]), cache.key.shape[0])
     if other.length < cache.length:
         other = grow(other, cache.length)
@@ -232,6 +240,8 @@ def _resized(cache: KVCache, change: Callable[[jax.Array, int], jax.Array]) -> K
 
 def _mapped(change: Callable[..., jax.Array], *caches: KVCache) -> KVCache:
     """Changes all arrays, whose first axis is that of the sequences."""
+    for one in caches:
+        check_index(one)
     given = [
         dataclasses.replace(
             one, index=jnp.broadcast_to(one.index, one.key.shape[:-3]), floats=None
@@ -239,6 +249,15 @@ def _mapped(change: Callable[..., jax.Array], *caches: KVCache) -> KVCache:
         for one in caches
     ]
     return jax.tree.map(change, *given)
+
+
+def _check_integer(name: str, x: jax.Array, ndim: int) -> None:
+    """Raises TypeError or ValueError unless an array is of integers, of a rank."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(f"{name} must be of integers, got {x.dtype}")
+    if x.ndim != ndim:
+        wanted = "a scalar" if ndim == 0 else f"of {ndim} axis"
+        raise ValueError(f"{name} must be {wanted}, got the shape {x.shape}")
 
 
 def _check_rows(cache: KVCache, rows: Any, count: int) -> None:

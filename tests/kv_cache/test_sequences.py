@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aqtlite import config, kv_cache
+from aqtlite.flax import map_caches
 from tests.common import assert_same, normal
 
 pytestmark = pytest.mark.code("quick")
@@ -202,6 +203,41 @@ class TestRows:
         assert_attends(step(cache, *taken)[1], whole()[at])
 
 
+def stack(*caches):
+    """As layers of `nn.scan` have them."""
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *caches)
+
+
+CHANGES = {
+    "truncate": lambda cfg, c: kv_cache.truncate(c, jnp.array([3, 1, 2])),
+    "take": lambda cfg, c: kv_cache.take(c, [2, 0]),
+    "insert": lambda cfg, c: kv_cache.insert(c, 1, empty(1, cfg=cfg)),
+    "grow": lambda cfg, c: kv_cache.grow(c, LENGTH + 2),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_layers_that_are_stacked(name, bits):
+    cfg = kv_cache.config_for(bits)
+    change = functools.partial(CHANGES[name], cfg)
+
+    def layer(i):
+        x = [i + one[:, :4] for one in (KEY, VALUE)]
+        return kv_cache.append(empty(cfg=cfg), *x, cfg)
+
+    layers = [layer(i) for i in range(2)]
+    names = "cached_key", "cached_value", "cache_index"
+    stacked = stack(*layers)
+    collection = dict(
+        zip(names, (stacked.key, stacked.value, stacked.index), strict=True)
+    )
+    changed = map_caches(change, {"layers": collection}, stacked=1)["layers"]
+    after = stack(*(change(one) for one in layers))
+    wanted = after.key, after.value, after.index
+    assert_same([changed[name] for name in names], list(wanted))
+
+
 class TestBadInput:
     CACHE = empty(2, 4)
 
@@ -212,6 +248,26 @@ class TestBadInput:
             (lambda c: kv_cache.truncate(c, 1.0), TypeError, "must be integers"),
             (lambda c: kv_cache.truncate(c, [1, 2, 3]), ValueError, "broadcast"),
             (lambda c: kv_cache.take(c, [2]), IndexError, r"rows \[2\] of .* 2"),
+            (lambda c: kv_cache.take(c, 1), ValueError, "rows must be of 1 axis"),
+            (lambda c: kv_cache.take(c, [[0]]), ValueError, "rows must be of 1 axis"),
+            (lambda c: kv_cache.take(c, [1.0]), TypeError, "rows must be of integers"),
+            (lambda c: kv_cache.insert(c, 1.7, c), TypeError, "row must be of integer"),
+            (lambda c: kv_cache.insert(c, [0], c), ValueError, "row must be a scalar"),
+            (
+                lambda c: kv_cache.take(stack(c, c), [1, 0]),
+                ValueError,
+                r"index of shape \(2,\) .* layers that are stacked",
+            ),
+            (
+                lambda c: kv_cache.truncate(stack(c, c), [1, 0]),
+                ValueError,
+                "layers that are stacked",
+            ),
+            (
+                lambda c: kv_cache.concatenate([stack(c, c)]),
+                ValueError,
+                "layers that are stacked",
+            ),
             (lambda c: kv_cache.insert(c, 1, c), IndexError, r"rows \[1 2\] of .* 2"),
             (lambda c: kv_cache.insert(c, 0, empty(1, 5)), ValueError, "do not fit"),
             (

@@ -186,6 +186,7 @@ def map_caches(
     change: Callable[[KVCache], KVCache],
     collection: Any,
     window: int | None = None,
+    stacked: int = 0,
 ) -> Any:
     """Changes each quantized cache in a collection "cache".
 
@@ -201,6 +202,8 @@ def map_caches(
             `kv_cache.grow` with their other arguments.
         collection: the collection "cache", or a part of it.
         window: that of `QuantizedCache`.
+        stacked: number of leading axes of layers in each array, over which `change` is
+            mapped: 1 under `nn.scan`.
 
     Returns:
         The collection, with all other variables as they are.
@@ -213,7 +216,8 @@ def map_caches(
         return collection
     if not isinstance(collection.get(_KEY), _STORED):
         return {
-            name: map_caches(change, node, window) for name, node in collection.items()
+            name: map_caches(change, node, window, stacked)
+            for name, node in collection.items()
         }
     index = _index_name(window)
     if index not in collection:
@@ -224,6 +228,8 @@ def map_caches(
     cache = KVCache(
         collection[_KEY], collection[_VALUE], collection[index], window=window
     )
+    for _ in range(stacked):
+        change = jax.vmap(change)
     after = change(cache)
     made = {_KEY: after.key, _VALUE: after.value, index: after.index}
     return {**collection, **made}
