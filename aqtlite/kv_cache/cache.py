@@ -335,14 +335,14 @@ def checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
     """The cache, with its storage order adapted to `jax.vmap`.
 
     Raises:
-        ValueError: if the cache is on another grid than the config's, or stored in
-            another dtype.
+        ValueError: if the cache is on another grid than the config's, stored in
+            another dtype, or rotated where the config says otherwise.
     """
     cache = dataclasses.replace(
         cache, key=_as_mapped(cache.key), value=_as_mapped(cache.value)
     )
     check_index(cache)
-    grid = cfg.for_serving().fwd.rhs.grid
+    grid, rotation = cfg.for_serving().fwd.rhs.grid, cfg.fwd.rotation
     for name, past in (("keys", cache.key), ("values", cache.value)):
         if past.numerics not in (None, grid):
             changes = "; ".join(config.differences(past.numerics, grid))
@@ -350,6 +350,13 @@ def checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
                 f"a KV cache of shape {past.shape} has {name} of {past.numerics} on "
                 f"another grid than fwd.rhs.numerics of the config: {changes}; give "
                 "the config that the cache was made with"
+            )
+        if past.is_rotated != (rotation is not None):
+            what = "rotated" if past.is_rotated else "not rotated"
+            raise ValueError(
+                f"a KV cache of shape {past.shape} has {name} that are {what}, and "
+                f"fwd.rotation of the config is {rotation}; give the config that the "
+                "cache was made with"
             )
         if isinstance(past, Packed):
             continue

@@ -19,7 +19,7 @@ from aqtlite.qtensor.qtensor import QTensor
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["packed", "scale"],
-    meta_fields=["dtype", "numerics", "depth"],
+    meta_fields=["dtype", "numerics", "depth", "is_rotated"],
 )
 @dataclasses.dataclass(frozen=True)
 class Packed:
@@ -47,6 +47,9 @@ class Packed:
     depth: int
     """Number of channels of a head."""
 
+    is_rotated: bool = False
+    """Whether the channels were rotated (``fwd.rotation``)."""
+
     @property
     def ndim(self) -> int:
         """The rank of the array that is packed."""
@@ -72,13 +75,20 @@ def pack(q: QTensor) -> Packed:
         raise TypeError(f"integers on {grid!r} are not packed")
     q = q.stored_in(_order(q.ndim))
     values = planes.pack(q.qvalue.astype(np.int8), grid.bits)
-    return Packed(values, q.scale, q.dtype, grid, q.qvalue.shape[-2])
+    return Packed(values, q.scale, q.dtype, grid, q.qvalue.shape[-2], q.is_rotated)
 
 
 def as_qtensor(x: Packed) -> QTensor:
     """Returns keys or values whose integers stay packed until they are contracted."""
     values = PackedPlanes(x.packed, x.numerics.bits, x.depth)
-    return QTensor(values, x.scale, x.dtype, _order(x.ndim), numerics=x.numerics)
+    return QTensor(
+        values,
+        x.scale,
+        x.dtype,
+        _order(x.ndim),
+        numerics=x.numerics,
+        is_rotated=x.is_rotated,
+    )
 
 
 def _order(ndim: int) -> tuple[int, ...]:

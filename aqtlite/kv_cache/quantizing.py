@@ -21,7 +21,8 @@ def quantize_keys(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
     x, dtype = _prepared(x, cfg), x.dtype
     axes = OperandAxes.of_contracting(x.ndim, (x.ndim - 1,))
     tensor = configs.of_sums(cfg).fwd.rhs
-    return straight_through.quantized(x, tensor, axes, "fwd.rhs").astype(dtype)
+    q = straight_through.quantized(x, tensor, axes, "fwd.rhs").astype(dtype)
+    return dataclasses.replace(q, is_rotated=cfg.fwd.rotation is not None)
 
 
 def quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
@@ -35,7 +36,8 @@ def quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
     tensor = dataclasses.replace(tensor, calib_shared_axes="remaining")
     *batch, length, heads, depth = range(x.ndim)
     axes = OperandAxes((length,), (*batch, heads), (depth,))
-    return straight_through.quantized(x, tensor, axes, "fwd.rhs").astype(dtype)
+    q = straight_through.quantized(x, tensor, axes, "fwd.rhs").astype(dtype)
+    return dataclasses.replace(q, is_rotated=cfg.fwd.rotation is not None)
 
 
 def _prepared(x: jax.Array, cfg: config.DotGeneral) -> jax.Array:

@@ -97,6 +97,24 @@ def test_what_does_not_fit(change, error, match):
         change()
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_rotation_is_that_of_the_cache(bits):
+    plain = config.update(kv_cache.config_for(bits), {"fwd.rotation": None})
+    rotated = config.update(plain, {"fwd.rotation": config.Hadamard()})
+    for one, other, what in (
+        (plain, rotated, "not rotated"),
+        (rotated, plain, "keys that are rotated"),
+    ):
+        cache = written(one)
+        kv_cache.attend(QUERY, cache, one)
+        with pytest.raises(ValueError, match=f"{what}, and fwd.rotation of"):
+            kv_cache.attend(QUERY, cache, other)
+        with pytest.raises(ValueError, match=f"{what}, and fwd.rotation of"):
+            kv_cache.append(cache, KEY, VALUE, other)
+        with pytest.raises(ValueError, match="do not fit"):
+            kv_cache.concatenate([cache, written(other)])
+
+
 def test_groups_of_channels():
     found = kv_cache.attend(QUERY, written(BLOCKS), BLOCKS)
     np.testing.assert_array_equal(found, uncached(CAUSAL, cfg=BLOCKS))
