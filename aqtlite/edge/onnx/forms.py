@@ -193,18 +193,28 @@ def _fully_connected(call: Call, _: Any) -> Array:
             y = writer.apply("Add", [y, bias], y.shape, None, name)
         return y
     if call.grid is None:
-        # Not Gemm, nor a MatMul and an Add, of which onnxruntime makes one: it would
-        # quantize the float weight, between integers, with one scale.
         y = writer.apply("MatMul", [x, rest[0]], call.shape, None, f"{name}/product")
         for bias in rest[1:]:
-            # A constant, once it is loaded.
-            negative = writer.apply("Neg", [bias], bias.shape, None, f"{name}/negative")
-            y = writer.apply("Sub", [y, negative], y.shape, None, name)
+            y = _plus_bias(writer, y, bias, name)
         return y
     rows = (math.prod(x.shape[:-1]), x.shape[-1])
     x = writer.reshape(x, rows, f"{name}/rows")
     y = writer.apply("Gemm", [x, *rest], (rows[0], call.shape[-1]), call.grid, name)
     return writer.reshape(y, call.shape, f"{name}/reshaped")
+
+
+def _plus_bias(writer: Writer, y: Array, bias: Array, name: str) -> Array:
+    """Adds a bias to a product of floats.
+
+    onnxruntime makes a Gemm of a MatMul and an Add. After integers, it would quantize
+    the float weight of the Gemm with one scale, so that the bias, negated, is
+    subtracted there.
+    """
+    if not writer.has_integers:
+        return writer.apply("Add", [y, bias], y.shape, None, name)
+    # A constant, once the file is loaded.
+    negative = writer.apply("Neg", [bias], bias.shape, None, f"{name}/negative")
+    return writer.apply("Sub", [y, negative], y.shape, None, name)
 
 
 def _mean(call: Call, operator: reductions.Mean) -> Array:
