@@ -68,12 +68,13 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
 
 
 def check_rotated(x: Operand, path: str, how: config.Hadamard) -> None:
-    """Raises ValueError for a `QTensor` that is no frozen weight of the contraction."""
-    if isinstance(x, QTensor) and not x.is_rotated:
+    """Raises ValueError for a `QTensor` that was rotated in another way."""
+    if isinstance(x, QTensor) and x.rotation != how:
         raise ValueError(
-            f"{path} was given a QTensor of shape {x.shape}, but fwd.rotation={how!r} "
-            "rotates floats before they are quantized: give floats, such as the result "
-            "of .dequant(), or set fwd.rotation to None"
+            f"{path} was given a QTensor of shape {x.shape} with the rotation "
+            f"{x.rotation}, but fwd.rotation={how!r} rotates floats before they are "
+            "quantized: give floats, such as the result of .dequant(), or set "
+            "fwd.rotation to None"
         )
 
 

@@ -336,7 +336,7 @@ def checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
 
     Raises:
         ValueError: if the cache is on another grid than the config's, stored in
-            another dtype, or rotated where the config says otherwise.
+            another dtype, or rotated otherwise than the config says.
     """
     cache = dataclasses.replace(
         cache, key=_as_mapped(cache.key), value=_as_mapped(cache.value)
@@ -351,12 +351,11 @@ def checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
                 f"another grid than fwd.rhs.numerics of the config: {changes}; give "
                 "the config that the cache was made with"
             )
-        if past.is_rotated != (rotation is not None):
-            what = "rotated" if past.is_rotated else "not rotated"
+        if past.rotation != rotation:
             raise ValueError(
-                f"a KV cache of shape {past.shape} has {name} that are {what}, and "
-                f"fwd.rotation of the config is {rotation}; give the config that the "
-                "cache was made with"
+                f"a KV cache of shape {past.shape} has {name} with the rotation "
+                f"{past.rotation}, and fwd.rotation of the config is {rotation}; give "
+                "the config that the cache was made with"
             )
         if isinstance(past, Packed):
             continue

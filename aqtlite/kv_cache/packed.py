@@ -10,6 +10,7 @@ import functools
 import jax
 import numpy as np
 
+from aqtlite import config
 from aqtlite.lowering.forms import planes
 from aqtlite.numerics import IntSymmetric, Numerics
 from aqtlite.qtensor.packed_planes import PackedPlanes
@@ -19,7 +20,7 @@ from aqtlite.qtensor.qtensor import QTensor
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["packed", "scale"],
-    meta_fields=["dtype", "numerics", "depth", "is_rotated"],
+    meta_fields=["dtype", "numerics", "depth", "rotation"],
 )
 @dataclasses.dataclass(frozen=True)
 class Packed:
@@ -47,8 +48,8 @@ class Packed:
     depth: int
     """Number of channels of a head."""
 
-    is_rotated: bool = False
-    """Whether the channels were rotated (``fwd.rotation``)."""
+    rotation: config.Hadamard | None = None
+    """The rotation of the channels (``fwd.rotation``)."""
 
     @property
     def ndim(self) -> int:
@@ -75,7 +76,7 @@ def pack(q: QTensor) -> Packed:
         raise TypeError(f"integers on {grid!r} are not packed")
     q = q.stored_in(_order(q.ndim))
     values = planes.pack(q.qvalue.astype(np.int8), grid.bits)
-    return Packed(values, q.scale, q.dtype, grid, q.qvalue.shape[-2], q.is_rotated)
+    return Packed(values, q.scale, q.dtype, grid, q.qvalue.shape[-2], q.rotation)
 
 
 def as_qtensor(x: Packed) -> QTensor:
@@ -87,7 +88,7 @@ def as_qtensor(x: Packed) -> QTensor:
         x.dtype,
         _order(x.ndim),
         numerics=x.numerics,
-        is_rotated=x.is_rotated,
+        rotation=x.rotation,
     )
 
 

@@ -22,7 +22,7 @@ def quantize_keys(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
     axes = OperandAxes.of_contracting(x.ndim, (x.ndim - 1,))
     tensor = configs.of_sums(cfg).fwd.rhs
     q = straight_through.quantized(x, tensor, axes, "fwd.rhs").astype(dtype)
-    return dataclasses.replace(q, is_rotated=cfg.fwd.rotation is not None)
+    return dataclasses.replace(q, rotation=cfg.fwd.rotation)
 
 
 def quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
@@ -37,7 +37,7 @@ def quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
     *batch, length, heads, depth = range(x.ndim)
     axes = OperandAxes((length,), (*batch, heads), (depth,))
     q = straight_through.quantized(x, tensor, axes, "fwd.rhs").astype(dtype)
-    return dataclasses.replace(q, is_rotated=cfg.fwd.rotation is not None)
+    return dataclasses.replace(q, rotation=cfg.fwd.rotation)
 
 
 def _prepared(x: jax.Array, cfg: config.DotGeneral) -> jax.Array:

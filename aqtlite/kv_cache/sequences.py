@@ -273,7 +273,7 @@ def _check_rows(cache: KVCache, rows: Any, count: int) -> None:
 def _check_alike(what: str, one: KVCache, other: KVCache) -> None:
     def of(cache: KVCache) -> Any:
         key, value = cache.key, cache.value
-        kinds = type(key), key.numerics, key.dtype, key.is_rotated, cache.window
+        kinds = type(key), key.numerics, key.dtype, key.rotation, cache.window
         return kinds, key.shape[1:], value.shape[1:]
 
     if of(one) != of(other):

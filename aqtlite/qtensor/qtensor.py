@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import errors
+from aqtlite import config, errors
 from aqtlite.lowering import float8, transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import indexing, stored_values
@@ -23,7 +23,7 @@ from aqtlite.shapes.sharding import describe
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums", "offset"],
-    meta_fields=["dtype", "order", "numerics", "padding", "is_rotated"],
+    meta_fields=["dtype", "order", "numerics", "padding", "rotation"],
 )
 @dataclasses.dataclass(frozen=True)
 class QTensor:
@@ -83,9 +83,9 @@ class QTensor:
     """Number of zeros appended to `qvalue` along each (trailing) axis of the array, so
     that blocks divide it (``config.Blocks(pad=True)``). None: no zeros."""
 
-    is_rotated: bool = False
-    """Whether these are the values of an array that was rotated as the contraction that
-    is given them asks (`config.Hadamard`); set where frozen weights are served."""
+    rotation: config.Hadamard | None = None
+    """The rotation of the array before it was quantized, which `dequant` does not undo
+    (``fwd.rotation`` of a config); of frozen weights, set where they are served."""
 
     offset: Any = None
     """Float added to the scaled values, float32, of the shape of `scale`, as GGUF files

@@ -1,6 +1,7 @@
 """What attention to a quantized cache takes, and refuses."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -100,11 +101,11 @@ def test_what_does_not_fit(change, error, match):
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_rotation_is_that_of_the_cache(bits):
     plain = config.update(kv_cache.config_for(bits), {"fwd.rotation": None})
-    rotated = config.update(plain, {"fwd.rotation": config.Hadamard()})
-    for one, other, what in (
-        (plain, rotated, "not rotated"),
-        (rotated, plain, "keys that are rotated"),
-    ):
+    changes = [config.Hadamard(**fields) for fields in ({}, {"size": 4}, {"seed": 1})]
+    rotated, *others = (config.update(plain, {"fwd.rotation": one}) for one in changes)
+    pairs = [(plain, rotated), *((rotated, other) for other in (plain, *others))]
+    for one, other in pairs:
+        what = f"keys with the rotation {re.escape(str(one.fwd.rotation))}"
         cache = written(one)
         kv_cache.attend(QUERY, cache, one)
         with pytest.raises(ValueError, match=f"{what}, and fwd.rotation of"):

@@ -32,8 +32,8 @@ def plain(name: str, q: QTensor) -> QTensor:
     Raises:
         CheckpointError: if it is padded or rotated, which no file says.
     """
-    if q.padding is not None or q.is_rotated:
-        what = "rotated" if q.is_rotated else "padded to whole blocks"
+    if q.padding is not None or q.rotation is not None:
+        what = "rotated" if q.rotation is not None else "padded to whole blocks"
         raise CheckpointError(f"{name} is {what}, which no file of others can say")
     q = q.in_own_order()
     return dataclasses.replace(

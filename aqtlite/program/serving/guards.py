@@ -240,8 +240,7 @@ def _as_contracted(entry: FrozenEntry) -> FrozenEntry:
     """Decodes double scales, and marks a weight whose rotation the config records."""
     record, side = entry.record, entry.record.operand.side
     weight = double_scales.decoded(entry.values[side])
-    if record.cfg.fwd.rotation is not None:
-        weight = dataclasses.replace(weight, is_rotated=True)
+    weight = dataclasses.replace(weight, rotation=record.cfg.fwd.rotation)
     return entry._replace(values={**entry.values, side: weight})
 
 
