@@ -24,8 +24,9 @@ Gradients pass through the rounding of keys and values as through that of any op
 Read `cache` first.
 """
 
+from aqtlite.kv_cache.appending import append
 from aqtlite.kv_cache.attention import attend, attend_uncached
-from aqtlite.kv_cache.cache import KVCache, append, empty
+from aqtlite.kv_cache.cache import KVCache, empty
 from aqtlite.kv_cache.configs import check_config, config_for
 from aqtlite.kv_cache.packed import Packed
 from aqtlite.kv_cache.sequences import (

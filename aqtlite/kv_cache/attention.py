@@ -9,9 +9,8 @@ import numpy as np
 
 from aqtlite import config
 from aqtlite.contraction.einsum import einsum
-from aqtlite.kv_cache import cache as cache_lib
-from aqtlite.kv_cache import configs, quantizing, rotation, slots
-from aqtlite.kv_cache.cache import KVCache
+from aqtlite.kv_cache import checks, configs, quantizing, rotation, slots
+from aqtlite.kv_cache.cache import KVCache, differentiable
 from aqtlite.qtensor.qtensor import QTensor
 
 
@@ -52,12 +51,12 @@ def attend(
             far as is known, holds fewer positions than there are queries, or `mask` has
             other numbers than 0 and 1, which make attention NaN where not known.
     """
-    cache = cache_lib.checked(cache, cfg)
-    keys, values = cache_lib.differentiable(cache)
+    cache = checks.checked(cache, cfg)
+    keys, values = differentiable(cache)
     _check_query(query, keys, cfg)
     count, index = query.shape[-3], cache.index
-    cache_lib.check_count(cache, count)
-    cache_lib.check_written(cache, count)
+    checks.check_count(cache, count)
+    checks.check_written(cache, count)
     seen = slots.seen(index, count, cache.length, cache.window)
     if index.ndim:  # The same for all heads.
         seen = seen[..., None, :, :]
@@ -100,7 +99,7 @@ def attend_with_masks(
     scale: float | None,
 ) -> jax.Array:
     """As `attend_uncached`, to what all masks leave."""
-    cache_lib.check_pair(key, value)
+    checks.check_pair(key, value)
     keys, values = (
         quantizing.quantize_keys(key, cfg),
         quantizing.quantize_values(value, cfg),

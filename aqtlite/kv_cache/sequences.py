@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.kv_cache import slots
-from aqtlite.kv_cache.cache import KVCache, Stored, check_index, slot_axis
+from aqtlite.kv_cache.cache import KVCache, Stored, slot_axis
+from aqtlite.kv_cache.checks import check_index
 
 
 def positions(cache: KVCache) -> jax.Array:

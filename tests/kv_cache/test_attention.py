@@ -91,6 +91,11 @@ def test_masks_of_other_shapes(call, shape):
         (lambda: uncached(value=normal((2, 2, 2, 8))), ValueError, "differ in another"),
         (lambda: uncached(key=KEY.astype(int)), TypeError, "key must be floating"),
         (lambda: uncached(value=VALUE.astype(int)), TypeError, "value must be floati"),
+        (
+            lambda: kv_cache.empty((2, 3, 2, 8), "int8", INT8),
+            TypeError,
+            "dtype=int8 of a KV cache: it is that of keys and values before",
+        ),
     ],
 )
 def test_what_does_not_fit(change, error, match):
