@@ -160,11 +160,18 @@ def read_inputs(
         inputs: indices of the inputs in question.
         unread: indices of operands to ignore, by location of the equation.
     """
-    places = {((0, 0), *location): operands for location, operands in unread.items()}
     facts = [
         frozenset({i}) if i in inputs else _NOTHING for i in range(len(closed.in_avals))
     ]
-    return _NOTHING.union(*analyze(closed.jaxpr, facts, _WithUnread(places)))
+    return _NOTHING.union(*analyze(closed.jaxpr, facts, reading_all_but(unread)))
+
+
+def reading_all_but(
+    unread: Mapping[Location, Collection[int]],
+) -> Analysis[Dependencies]:
+    """Returns the analysis of dependencies that ignores some operands of equations."""
+    places = {((0, 0), *location): operands for location, operands in unread.items()}
+    return _WithUnread(places)
 
 
 def equation_dependencies(eqn: Any) -> list[Dependencies]:

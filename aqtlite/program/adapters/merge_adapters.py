@@ -58,7 +58,8 @@ def merge_adapters(
     Raises:
         TypeError: if `fn` is neither.
         ValueError: if there is no adapter, if a weight is more than moved parameters,
-            or if two contractions of one weight have adapters.
+            if two contractions of one weight have adapters, or if something else reads
+            it, such as a lookup of a tied embedding.
     """
     if isinstance(fn, ServingFunction):
         frozen = frozen_by_module(params[COLLECTION])

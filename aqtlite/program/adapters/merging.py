@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.jaxpr import rewriting, slicing, tracing
+from aqtlite.jaxpr import changes, rewriting, slicing, tracing
 from aqtlite.jaxpr.axes import axes
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.program import served
@@ -88,7 +88,8 @@ def merge(
 
     Raises:
         ValueError: if there is no adapter, if a weight is more than moved parameters,
-            or if two contractions of one weight have adapters.
+            if two contractions of one weight have adapters, or if something else reads
+            it.
     """
     weights = weights_of(program, values, frozen, converter)
     if not any(one.adapter for one, _, _ in weights.values()):
@@ -107,12 +108,13 @@ def merge(
         update = whole - base.astype(jnp.float32)
         wanted[location] = whole.astype(base.dtype)
         merged.append(_measured(program, weight, base, update, wanted[location]))
-    changes = jax.tree.map(jnp.subtract, wanted, operands)
-    after = [x + change for x, change in zip(before, pull(changes), strict=True)]
+    updates = jax.tree.map(jnp.subtract, wanted, operands)
+    after = [x + update for x, update in zip(before, pull(updates), strict=True)]
     for location, got in made(*after).items():
         check_reached(weights[location].one, got, wanted[location])
-    inputs = dict(zip(made.inputs, after, strict=True))
-    return inputs, MergeReport(tuple(merged))
+    pairs = dict(zip(made.inputs, zip(before, after, strict=True), strict=True))
+    _check_unread(program, weights, pairs)
+    return {i: value for i, (_, value) in pairs.items()}, MergeReport(tuple(merged))
 
 
 def read_by(
@@ -272,3 +274,27 @@ def check_reached(one: PlannedContraction, got: Any, wanted: Any) -> None:
             "parameters, or another contraction of it has an adapter of its own. Serve "
             "the adapter beside the weight"
         )
+
+
+def _check_unread(
+    program: Program,
+    weights: Mapping[Location, Weight],
+    changed: Mapping[int, tuple[jax.Array, jax.Array]],
+) -> None:
+    """Checks that nothing but the weights themselves sees that parameters change."""
+    unread = {at: {weight.one.index("rhs")} for at, weight in weights.items()}
+    seen = changes.seen(program.traced.jaxpr, changed, unread)
+    if not seen:
+        return
+    index = min(seen)
+    adapted = [
+        repr(one.path)
+        for one, _, _ in weights.values()
+        if one.adapter is not None and index in one.origins["rhs"].needed
+    ]
+    raise ValueError(
+        f"the adapter of {' and '.join(adapted)} cannot be merged into "
+        f"{str(program.parameters[index])!r}: something else reads it, too (such as a "
+        "lookup of an embedding, or a contraction without an adapter), and would see "
+        "the change. Serve the adapter beside the weight"
+    )

@@ -157,6 +157,27 @@ def test_adapters_have_the_names_of_the_axes_of_their_kernels():
     assert merged["params"]["dense"]["kernel"].names == ("layers", "a", "b")
 
 
+def test_a_tied_embedding_is_not_merged():
+    """The lookup has no adapter, and would read that of the logits."""
+
+    class Tied(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            embed = nn.Embed(20, 8, name="embed")
+            return embed.attend(nn.Dense(8)(embed(tokens)))
+
+    tokens = jnp.arange(4)
+    variables = quick_jit(Tied().init)(jax.random.key(0), tokens)
+    model = quantize_model(
+        Tied(), [Rule(cfg=None, adapter=config.Lora(rank=2, alpha=4))]
+    )
+    tuned = with_adapters(variables, model.init_adapters(variables, tokens))
+    merge_adapters(model, tuned, tokens)  # As B starts at zero, nothing changes.
+    tuned = jax.tree.map(lambda a: a + 0.1, tuned)
+    with pytest.raises(ValueError, match="into 'embed/embedding': something"):
+        merge_adapters(model, tuned, tokens)
+
+
 def test_errors(base):
     with pytest.raises(ValueError, match='"params" has no adapters'):
         adapters_of(base)

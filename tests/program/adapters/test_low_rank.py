@@ -317,6 +317,54 @@ def test_what_cannot_be_merged():
             aqtlite.merge_adapters(fn_q, W, X, state=state)
 
 
+def lookup_and_logits(w, x):
+    tokens = jnp.argmax(x, -1)
+    return w[tokens] @ w.T
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lookup_and_logits,
+        lambda w, x: x @ w + w.sum(),
+        lambda w, x: (x @ w, w),
+        lambda w, x: lax.fori_loop(0, 2, lambda i, y: y + w[i].sum(), 0.0) + x @ w,
+        lambda w, x: x @ w[:, :3] + w[0, 1],
+    ],
+)
+def test_a_weight_that_something_else_reads_is_not_merged(fn):
+    """A lookup of a tied embedding would be another one."""
+    fn_q = adapted(fn, INT8)
+    x = X[:, :6] if fn is lookup_and_logits else X
+    state = trained(fn_q.init_state(W, x))
+    why = "cannot be merged into 'params': something else reads it"
+    with pytest.raises(ValueError, match=why):
+        aqtlite.merge_adapters(fn_q, W, x, state=state)
+    serving, params = aqtlite.convert_function(fn_q, W, x, state=state)
+    with pytest.raises(ValueError, match=why):
+        aqtlite.merge_adapters(serving, params, x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda w, x: (x @ w[:, :3]) @ w[:3, 3:],
+        lambda w, x: jax.jit(lambda v: x @ v)(w[:, :3]) @ w[:3, 3:],
+        lambda w, x: (x @ w[:, :3]) * w[:3, 3:].sum(),
+        lambda w, x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, w[0, 3]) + x @ w[:, :3],
+    ],
+)
+def test_other_parts_of_a_parameter_may_be_read(fn):
+    """As of layers that are stacked, of which some have adapters."""
+    rules = [Rule(adapter=LORA, cfg=None, op="dot_general"), Rule(cfg=None)]
+    fn_q = aqtlite.quantize_function(fn, rules, params=0)
+    square = normal((8, 6), 3)
+    state = trained(fn_q.init_state(square, X))
+    merged = aqtlite.merge_adapters(fn_q, square, X, state=state)
+    out, _ = fn_q(state, square, X)
+    np.testing.assert_allclose(fn(merged, X), out, atol=1e-4)
+
+
 def test_nan_in_a_weight_stays():
     w = W.at[0, 0].set(jnp.nan)
     fn_q = adapted(matmul)
