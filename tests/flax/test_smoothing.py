@@ -1,5 +1,7 @@
 """Smoothing in Flax: statistics, conversion, and what absorbs it."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -186,6 +188,41 @@ def test_a_norm_that_scales_by_one_plus_its_parameter():
     np.testing.assert_allclose(apply(absorbed, X), wanted, atol=0.1)
     with pytest.raises(TypeError, match="a number as added=, got '1'"):
         absorb_smoothing(variables, ["layers_1"], into="layers_0", added="1")
+
+
+@pytest.mark.parametrize(
+    ("cfg", "norm", "match"),
+    [
+        (
+            config.update(
+                config.fully_quantized(),
+                {
+                    "fwd.rhs.calibration": calibration.MaxOverBatches(),
+                    "fwd.rhs.calib_shared_axes": "per_tensor",
+                },
+            ),
+            None,
+            "learned or static ranges .* dot_general_ab_bc",
+        ),
+        (config.lsq(), None, "learned or static ranges"),
+        (None, nn.WeightNorm, "'WeightNorm_0' normalizes the kernel of 'up'"),
+        (None, nn.SpectralNorm, "'SpectralNorm_0' normalizes the kernel of 'up'"),
+    ],
+)
+def test_what_a_factor_of_the_kernel_would_not_fit(cfg, norm, match):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            up = nn.Dense(8, name="up", dot_general=AqtDotGeneral(cfg))
+            if norm is not None:
+                more = {"update_stats": False} if norm is nn.SpectralNorm else {}
+                up = functools.partial(norm(up), **more)
+            dot_general = AqtDotGeneral(config.smoothquant())
+            return nn.Dense(4, name="down", dot_general=dot_general)(nn.relu(up(x)))
+
+    variables = calibrate(Net(), init(Net(), X), [X])
+    with pytest.raises(ValueError, match=match):
+        absorb_smoothing(variables, ["down"], into="up")
 
 
 def test_absorbing_twice(absorbed):

@@ -135,3 +135,17 @@ def test_what_was_made_for_the_kernel_as_it_is():
     cfg = config.update(config.fully_quantized(), changes)
     with pytest.raises(ValueError, match="statistics .* of its kernel"):
         fold_batch_norm(abstract(cfg), LAYERS)
+
+
+def test_a_normalized_kernel():
+    """It undoes a factor."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.WeightNorm(nn.Dense(5, name="dense"))(x)
+            return nn.BatchNorm(use_running_average=True)(x)
+
+    variables = jax.eval_shape(Net().init, jax.random.key(0), X)
+    with pytest.raises(ValueError, match="'WeightNorm_0' normalizes the kernel of 'de"):
+        fold_batch_norm(variables, {"BatchNorm_0": "dense"})

@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,8 +41,10 @@ def fold_batch_norm(
             they are not modified.
         layers: mapping from the path of each BatchNorm, such as
             ``"Block_0/BatchNorm_0"``, to that of the `nn.Conv` or `nn.Dense` before it.
-            The BatchNorm must take the layer's result *directly*: an activation between
-            them, or another use of the result, is not detected.
+            The BatchNorm must take the layer's result *directly*, and normalize along
+            the last axis of the kernel. An activation between them, another use of the
+            result, ``axis=`` and ``transpose_kernel=`` are not detected: compare the
+            model's outputs before and after.
         epsilon: epsilon of the BatchNorms.
 
     Returns:
@@ -51,8 +53,9 @@ def fold_batch_norm(
     Raises:
         TypeError: if `layers` is not a mapping of paths.
         ValueError: if there is no such layer or BatchNorm, if two BatchNorms name one
-            layer, if shapes do not fit, if the kernel is frozen, or if the scale of the
-            kernel or the result is learned or computed from statistics.
+            layer, if shapes do not fit, if the kernel is frozen or normalized
+            (`nn.WeightNorm`, `nn.SpectralNorm`), or if the scale of the kernel or the
+            result is learned or computed from statistics.
 
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtConvGeneralDilated, convert
@@ -130,19 +133,47 @@ def _check(variables: Mapping[str, Any], params: Any, layer: str) -> None:
         )
     if isinstance(params["kernel"], FrozenKernel):
         raise ValueError(f"the kernel of {layer!r} is frozen; fold before convert")
-    learned = [name for name in params if name.startswith(_LEARNED)]
+    learned = _learned(params)
     if learned:
         raise ValueError(
             f"{layer!r} has the learned parameters {learned} of a calibration, which "
             "were trained for the kernel as it is: its BatchNorm cannot be folded"
         )
-    for name, entry in (_at(variables.get(STATISTICS, {}), layer) or {}).items():
-        if {"rhs", "out", "smoothing"} & set(entry):
-            raise ValueError(
-                f"{layer!r} has the statistics {name!r} of its kernel or its result, "
-                "which would be others: fold first, and gather them again with "
-                "calibrate"
-            )
+    name = _with_statistics(variables, layer, {"rhs", "out", "smoothing"})
+    if name is not None:
+        raise ValueError(
+            f"{layer!r} has the statistics {name!r} of its kernel or its result, "
+            "which would be others: fold first, and gather them again with "
+            "calibrate"
+        )
+    _check_not_normalized(variables, layer)
+
+
+def _learned(params: Mapping[str, Any]) -> list[str]:
+    """Names of the learned parameters of a layer's calibrations."""
+    return [name for name in params if name.startswith(_LEARNED)]
+
+
+def _with_statistics(
+    variables: Mapping[str, Any], layer: str, of: Collection[str]
+) -> str | None:
+    """Name of a contraction of the layer that has some of these statistics."""
+    entries = _at(variables.get(STATISTICS, {}), layer) or {}
+    return next((name for name, one in entries.items() if set(of) & set(one)), None)
+
+
+def _check_not_normalized(variables: Mapping[str, Any], layer: str) -> None:
+    """Checks that no `nn.WeightNorm` or `nn.SpectralNorm` normalizes the kernel."""
+    *parents, name = layer.split("/")
+    for collection in variables.values():
+        around = collection if not parents else _at(collection, "/".join(parents))
+        for norm, node in (around or {}).items():
+            keys = node if isinstance(node, dict) else ()
+            if any(key.startswith(f"{name}/") for key in keys):
+                raise ValueError(
+                    f"{norm!r} normalizes the kernel of {layer!r}, which would undo a "
+                    "factor of the kernel: compute the normalized kernel first"
+                )
 
 
 def _complement(epsilon: np.float32) -> np.float32:
@@ -178,7 +209,8 @@ def absorb_smoothing(
     The parameters of a LayerNorm or RMSNorm (scale and bias), or of a Dense layer
     (output columns and bias), are divided by the scales, and the contractions that
     read its output no longer divide it: smoothing then costs nothing in serving. With
-    power-of-two scales, the model's outputs are equal bit for bit.
+    power-of-two scales, the model's outputs are equal bit for bit, unless the module is
+    a Dense layer whose kernel shares scales among output columns.
 
     Operations between the module and the contractions must commute with a positive
     per-channel scale, as `nn.relu`, dropout and reshapes do; the module's output must
@@ -208,8 +240,9 @@ def absorb_smoothing(
     Raises:
         TypeError: if `contractions` is not a list of paths, or empty, or `added` not a
             number.
-        ValueError: if there is no such smoothing or module, if shapes do not fit, or
-            if frozen weights would have to change.
+        ValueError: if there is no such smoothing or module, if shapes do not fit, if
+            frozen weights would have to change, or if `into` has learned or static
+            ranges of its kernel or its result, or a normalized kernel.
 
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtDotGeneral, calibrate
@@ -286,6 +319,14 @@ def _multiply(
 ) -> None:
     """Multiplies the parameters of a module, all but "bias" plus `added`."""
     params = _at(variables.get("params", {}), path)
+    learned = _learned(params) if isinstance(params, dict) else []
+    name = _with_statistics(variables, path, {"rhs", "out"})
+    if name is not None or learned:
+        raise ValueError(
+            f"into={path!r} has learned or static ranges of its kernel or its result, "
+            f"{name or learned}, which would be others: quantize them with dynamic "
+            "ranges, such as calibration.AbsMax()"
+        )
     if not isinstance(params, dict) or any(
         isinstance(x, dict) for x in params.values()
     ):
@@ -299,6 +340,7 @@ def _multiply(
             f"into={path!r} has the parameters {sorted(params)}, and none that scales "
             "its output: give it one (use_scale=True)"
         )
+    _check_not_normalized(variables, path)
     for name, value in params.items():
         if isinstance(value, FrozenKernel):
             raise ValueError(
