@@ -18,7 +18,15 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import aqtlite
-from aqtlite import calibration, checkpoint, config, lowering, numerics, statistics
+from aqtlite import (
+    calibration,
+    checkpoint,
+    config,
+    kv_cache,
+    lowering,
+    numerics,
+    statistics,
+)
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model, widen_int4
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.reporting import collectives
@@ -227,6 +235,44 @@ def test_stochastic_gradients_inside():
         assert jnp.linalg.norm(got - exact) < 0.05 * jnp.linalg.norm(exact)
 
 
+# --- KV caches ---------------------------------------------------------------------
+
+
+def cached(cfg, cache, key, value, query):
+    """Attention to sequences that were cut off, of which new positions are written."""
+    cache = kv_cache.append(cache, key, value, cfg)
+    cache = kv_cache.truncate(cache, jnp.array([2, 1, 3, 2]))
+    cache = kv_cache.append(cache, key[:, :1], value[:, :1], cfg)
+    return kv_cache.attend(query, cache, cfg)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3])
+@pytest.mark.parametrize(
+    ("mesh", "spec", "of_cache"),
+    [
+        # As XLA chooses where there are fewer heads than devices.
+        (AUTO, P("d", None, None, "m"), P()),
+        (EXPLICIT, P("d", None, "m"), P("d", "m")),
+    ],
+)
+def test_kv_caches(mesh, spec, of_cache, bits):
+    cfg = kv_cache.config_for(bits)
+    arrays = [normal((4, size, 4, 16), size) for size in (5, 5, 1)]
+    cache = kv_cache.empty((4, 6, 4, 16), "float32", cfg)
+    attend = jax.jit(functools.partial(cached, cfg))
+    wanted = attend(cache, *arrays)
+    with jax.set_mesh(mesh):
+        arrays = jax.device_put(arrays, NamedSharding(mesh, spec))
+        cache = jax.tree.map(
+            lambda x: jax.device_put(
+                x, NamedSharding(mesh, of_cache if x.ndim else P())
+            ),
+            cache,
+        )
+        got = attend(cache, *arrays)
+    np.testing.assert_allclose(jax.device_get(got), wanted, atol=1e-5)
+
+
 # --- Shardings that are part of the type -------------------------------------------
 
 
@@ -261,6 +307,49 @@ def test_explicit_axes(mesh, tiles, use_fwd_quant):
             assert_equal(jax.device_get(got), jax.device_get(wanted))
     # Of the last of them, the mesh is known by the arguments alone.
     assert_equal(jax.device_get(grad(*args[:2])), jax.device_get(wanted))
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_w", "of_result"),
+    [
+        (P("d"), P(None, "d"), P("d")),  # FSDP over output features.
+        (P("d"), P(None, "m"), P("d")),
+        (P("d"), P(None, "d"), P(None, "m")),
+        (P(None, "m"), P("m"), P("d")),
+        (P("d", "m"), P(), P(None, "d")),
+    ],
+)
+def test_results_and_operands_along_other_explicit_axes(of_x, of_w, of_result):
+    """Scales and seeds of one operand meet the other, and the result."""
+
+    def both(x, w, g, sharding=None):
+        out, pull = jax.vjp(
+            lambda x, w: STOCHASTIC(x, w, MATMUL, out_sharding=sharding), x, w
+        )
+        return out, pull(g)
+
+    wanted = jax.device_get(jax.jit(both)(X, W, G))
+    with jax.set_mesh(EXPLICIT):
+        specs = of_x, of_w, of_result
+        shardings = tuple(NamedSharding(EXPLICIT, spec) for spec in specs)
+        args = jax.device_put((X, W, G), shardings)
+        got = jax.jit(functools.partial(both, sharding=of_result))(*args)
+    assert_equal(jax.device_get(got), wanted)
+
+
+def test_batches_of_which_one_operand_is_sharded():
+    dims = (((2,), (1,)), ((0,), (0,)))
+    x, w = normal((4, 8, 16)), normal((4, 16, 12), 1)
+
+    def both(x, w):
+        dot = functools.partial(STOCHASTIC, dimension_numbers=dims)
+        return dot(x, w), jax.grad(lambda x, w: dot(x, w).sum(), (0, 1))(x, w)
+
+    wanted = jax.device_get(jax.jit(both)(x, w))
+    with jax.set_mesh(EXPLICIT):
+        shardings = (NamedSharding(EXPLICIT, spec) for spec in (P(None, "m"), P("m")))
+        got = jax.jit(both)(*jax.device_put((x, w), tuple(shardings)))
+    assert_equal(jax.device_get(got), wanted)
 
 
 def test_blocks_along_explicit_axes():

@@ -78,7 +78,7 @@ def scaled(
         if q is not None and one.scales_output and not has_moved:
             scale = dots.of_elements(operation, side, q.scale, q.qvalue.shape)
             scales.append(operation.scale_to_output(side, scale))
-    return dots.multiplied(sums, scales, how.out_sharding)
+    return dots.multiplied(sums, scales)
 
 
 def dot_input(

@@ -46,7 +46,12 @@ from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.states import gradient_statistics, state_checks
 from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes import block_shapes
-from aqtlite.shapes.sharding import is_manual, sharded_like, vary_together
+from aqtlite.shapes.sharding import (
+    explicit_sharding,
+    is_manual,
+    sharded_like,
+    vary_together,
+)
 
 _NO_STATES = States()
 
@@ -324,12 +329,14 @@ def contract_gradient(
         The gradient of an operand, and the updated statistics of the gradient of the
         output.
     """
+    layout = explicit_sharding(g)
+    forward_scales = tuple(sharded_like(one, layout) for one in forward_scales)
     if isinstance(other, QTensor):
         # The sums are over the axes that the forward pass contracted.
         other = dataclasses.replace(other, sums=None)
         if how.rhs.reuse == "stored":
             scale = block_shapes.repeat(other.scale, other.shape, range(other.ndim))
-            moved = operation.rhs_scale_to_lhs(scale)
+            moved = sharded_like(operation.rhs_scale_to_lhs(scale), layout)
             g = jax.lax.mul(exact.float32(g), moved).astype(exact.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = dataclasses.replace(other, scale=unit)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
 
 from aqtlite import lowering
 from aqtlite.contraction.execution import ContractionExecution
@@ -11,7 +10,7 @@ from aqtlite.lowering import exact
 from aqtlite.lowering.elementwise import spread
 from aqtlite.operations import DotInput, Operation, Side
 from aqtlite.shapes import block_shapes
-from aqtlite.shapes.sharding import sharded_like
+from aqtlite.shapes.sharding import explicit_sharding, sharded_like
 
 
 def dot(
@@ -31,9 +30,7 @@ def dot(
     return sums if how.accumulator is None else sums.astype(how.accumulator)
 
 
-def multiplied(
-    sums: jax.Array, scales: list[jax.Array], sharding: NamedSharding | None
-) -> jax.Array:
+def multiplied(sums: jax.Array, scales: list[jax.Array]) -> jax.Array:
     """Multiplies sums by the scales of lhs and rhs.
 
     The scale of rhs, usually the weights, goes first: integers times the scale of a
@@ -41,9 +38,8 @@ def multiplied(
     """
     if not scales:
         return sums
-    *first, last = reversed(scales)
-    if sharding is not None:
-        *first, last = (sharded_like(one, sharding) for one in (*first, last))
+    layout = explicit_sharding(sums)
+    *first, last = (sharded_like(one, layout) for one in reversed(scales))
     out = sums.astype(jnp.float32)
     for scale in first:
         out = lax.mul(out, spread(scale, out.shape))

@@ -171,7 +171,7 @@ class _SumOfTiles(TargetDependent):
         right = DotInput(rhs, rhs_zero, self.largest[1])
         scales = [scale for scale in (lhs_scale, rhs_scale) if scale is not None]
         sums = dots.dot(how, operation, left, right)
-        return dots.multiplied(sums, scales, how.out_sharding)
+        return dots.multiplied(sums, scales)
 
 
 def by_kernel(

@@ -6,6 +6,9 @@ slots, and has position p in slot ``p mod length``, until a later one takes its 
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from aqtlite.shapes.sharding import explicit_sharding, sharded_like, spec_of_axes
 
 
 def positions_in(index: jax.Array, length: int, window: int | None) -> jax.Array:
@@ -63,6 +66,10 @@ def written(x: jax.Array, new: jax.Array, axis: int, slots: jax.Array) -> jax.Ar
         slots: slot of each new position, ``(*batch, positions)`` or ``(positions,)``.
     """
     after = (slice(None),) * (-axis - 1)
+    layout = explicit_sharding(x)
+    if layout is not None:
+        batch = spec_of_axes(layout, x.ndim)[: slots.ndim - 1]
+        slots = sharded_like(slots, layout.update(spec=PartitionSpec(*batch)))
 
     def one(x: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
         at = x.at[(..., slots, *after)]

@@ -83,7 +83,8 @@ def pack(values: jax.Array, bits: int) -> jax.Array:
         places = _places(width, len(batch))
         taken = (values >> np.uint8(lowest)) & np.uint8(2**width - 1)
         taken = taken.reshape(*batch, places.size, channels // places.size, length)
-        planes.append(jax.lax.reduce_or(taken << places, (len(batch),)))
+        # A sum of disjoint bits: XLA:CPU has no bitwise reduction across devices.
+        planes.append(jax.lax.reduce_sum(taken << places, (len(batch),)))
         lowest += width
     return jnp.concatenate(planes, -2)
 
