@@ -973,6 +973,25 @@ def test_invariant_training_shards_over_data():
     assert_equal(jax.jit(aqtlite.invariant(forward))(rows), whole[0][1])
 
 
+@pytest.mark.parametrize("spec", [P("d"), P("d", "m"), P(None, "m")])
+def test_invariant_sums_of_what_is_scattered(spec):
+    """Devices would add the gradients of their tokens, and then their sums."""
+    tokens = jax.random.randint(jax.random.key(0), (64, 8), 0, 5)
+    factors = normal((64, 8, 4))
+
+    def added(table, tokens, factors):
+        segments = functools.partial(jax.ops.segment_sum, num_segments=5)
+        by_row = jax.vmap(segments)(factors, tokens)
+        return jax.grad(lambda x: (x[tokens] * factors).sum())(table), by_row
+
+    added = jax.jit(aqtlite.invariant(added))
+    table = normal((5, 4))
+    wanted = added(table, tokens, factors)
+    np.testing.assert_allclose(wanted[0], wanted[1].sum(0), atol=1e-5)
+    of_data = jax.device_put((tokens, factors), NamedSharding(AUTO, spec))
+    assert_equal(added(table, *of_data), wanted)
+
+
 @pytest.mark.parametrize(
     ("rows", "weights"),
     [(P("d", "m"), P("m", None)), (P(None, "m"), P()), (P("d"), P(None, "m"))],

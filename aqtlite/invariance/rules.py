@@ -14,6 +14,7 @@ from aqtlite.invariance.contractions import Dot
 from aqtlite.invariance.convolutions import Conv
 from aqtlite.invariance.pooling import ScatteredToChosen
 from aqtlite.invariance.ragged import RaggedDot
+from aqtlite.invariance.scatters import ScatterAdd
 from aqtlite.invariance.sums import CumulativeSum, Sum, WindowedSum
 from aqtlite.jaxpr import equations
 from aqtlite.lowering import exact
@@ -201,6 +202,12 @@ _RULES: Mapping[str, Rule] = {
     "integer_pow": _integer_pow,
     "mul": _without_params(arithmetic.MUL),
     "pow": _as_kernel(functions.POW),
+    "scatter-add": lambda params, x, indices, updates: _of_params(ScatterAdd, params)(
+        x, indices, updates
+    ),
+    "scatter-sub": lambda params, x, indices, updates: _of_params(ScatterAdd, params)(
+        x, indices, -updates
+    ),
     "square": lambda params, x: arithmetic.MUL(x, x),
 }
 
@@ -217,8 +224,6 @@ _EXACT = frozenset(
         *("scatter-max", "scatter-min", "select_and_gather_add", "select_n"),
         *("sharding_constraint", "sign", "slice", "sort", "split", "squeeze", "stack"),
         *("stop_gradient", "target_dependent", "tile", "top_k", "transpose", "unstack"),
-        # On CPUs, updates are added one by one, in their order.
-        *("scatter-add", "scatter-sub"),
     }
 )
 """Primitives that move, choose or compare elements, or change them exactly."""
