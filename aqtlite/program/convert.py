@@ -100,9 +100,9 @@ def convert_function(
         TypeError: if `fn_q` is not a `QuantizedFunction`, if it does not take the
             arguments, or if `params` holds anything but arrays and numbers.
         ValueError: if `fn_q` was not quantized with ``params=0`` or a predicate, if
-            `state` is missing or superfluous, if no contraction is quantized or none
-            of those that are has a weight, or if statistics have seen no batch; with
-            `strict`, if a weight stays in float.
+            `params` are converted already, if `state` is missing or superfluous, if no
+            contraction is quantized or none of those that are has a weight, or if
+            statistics have seen no batch; with `strict`, if a weight stays in float.
     """
     if not isinstance(fn_q, QuantizedFunction):
         raise TypeError(
@@ -113,6 +113,11 @@ def convert_function(
         raise ValueError(
             f"the function was quantized with params={fn_q.params!r}, and convert_"
             "function freezes its first argument: quantize it with params=0"
+        )
+    if isinstance(params, Mapping) and params.keys() == _KEYS:
+        raise ValueError(
+            "the parameters are those of a serving function, which convert_function "
+            "returned: they are converted already; give it the float parameters"
         )
     params, quantized_params = given.split(params)
     conversion.check_call(

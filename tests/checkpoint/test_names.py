@@ -160,6 +160,7 @@ def test_refused_by_name(name, target, tmp_path):
         ([("a.b", "c"), ("a", "b.c")], "out", "to one place"),
         ([("a",), ("a/b",)], "out", "to one place"),
         ([("a\\b",)], "out", "hold a backslash"),
+        ([("a",)], "o\\ut", "takes a backslash for a separator of folders"),
         ([("a", "__lock")], "out", "end in '.__lock'"),
         ([("_METADATA",)], "out", "its own metadata in _METADATA"),
         ([("aqtlite", "json")], "out", "its own metadata in aqtlite.json"),

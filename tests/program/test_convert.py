@@ -538,6 +538,9 @@ def test_injected_into_any_framework(cfg):
 
 
 def test_errors():
+    quantized, _, serving = converted(lambda w, x: x @ w, W, X)
+    with pytest.raises(ValueError, match="they are converted already"):
+        convert_function(quantized, serving, X)
     quantized = quantize_function(lambda w, x: x @ w, INT8, params=0)
     with pytest.raises(
         TypeError, match="takes what aqtlite.quantize_function returned"

@@ -37,7 +37,11 @@ def _open(path: pathlib.Path) -> Reader:
 
 
 def writer_for(path: pathlib.Path) -> Writer:
-    """Selects a writer by suffix: safetensors, or Orbax without a suffix."""
+    """Selects a writer by suffix: safetensors, or Orbax without a suffix.
+
+    Raises:
+        CheckpointError: if none writes to such a path.
+    """
     if path.suffix == msgpack.SUFFIX:
         raise CheckpointError(
             f"{path}: msgpack files are read, not written; name a folder (Orbax) or a "
@@ -45,4 +49,9 @@ def writer_for(path: pathlib.Path) -> Writer:
         )
     if path.suffix == safetensors.SUFFIX:
         return safetensors.SafetensorsWriter()
+    if "\\" in str(path.absolute()):
+        raise CheckpointError(
+            f"{path}: Orbax takes a backslash for a separator of folders; name another "
+            f"folder, or a file that ends in {safetensors.SUFFIX}"
+        )
     return orbax.OrbaxWriter()
