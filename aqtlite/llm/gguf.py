@@ -12,6 +12,7 @@ from aqtlite.llm.hugging_face import number
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gemma3", "gpt2")
 _FACTORS = "rope_freqs.weight"
+_SCALINGS = "rope.scaling.factor", "rope.scale_linear"
 _LAYERS_OF_27B = 62
 
 
@@ -54,7 +55,9 @@ def config_of(source: QuantizedCheckpoint) -> DecoderConfig:
         "out_bias": "blk.0.attn_output.bias" in source.weights,
         "mlp_bias": "blk.0.ffn_up.bias" in source.weights,
         "ropes": (_rope(source, settings, size, family),) * count,
-        "windows": (settings.values.get("attention.sliding_window"),) * count,
+        # 0 is none.
+        "windows": (settings.integer("attention.sliding_window", 0, 0) or None,)
+        * count,
         "tied": "output.weight" not in source.weights,
     }
     try:
@@ -112,10 +115,14 @@ def _rope(
     theta = number(settings, "rope.freq_base", default)
     if settings.integer("rope.dimension_count", 1, size) != size:
         raise settings.wrong("rope.dimension_count", f"{size}, whole heads")
-    kind = settings.one_of("rope.scaling.type", ("none", "linear"), "none")
+    # As in llama.cpp, a factor alone is linear, and older files have another key.
+    given = [key for key in _SCALINGS if settings.values.get(key)]
+    default_kind = "linear" if given else "none"
+    kind = settings.one_of("rope.scaling.type", ("none", "linear"), default_kind)
     factors = None
     if kind == "linear":
-        factors = linear_factors(number(settings, "rope.scaling.factor", None), size)
+        factor = number(settings, given[0] if given else _SCALINGS[0], None)
+        factors = linear_factors(factor, size)
     if _FACTORS in source.weights:
         factors = tuple(np.asarray(source[_FACTORS], np.float64).tolist())
     return Rope(theta=theta, factors=factors, interleaved=family == "llama")

@@ -237,15 +237,20 @@ def _activation(settings: Settings, key: str, default: str) -> str:
 
 def _rope(settings: Settings, size: int, theta: float) -> Rope:
     """The rotary embedding: ``rope_parameters``, or the two fields of before."""
+    _check_whole_heads(settings)
     theta = number(settings, "rope_theta", theta)
     found = settings.inner("rope_parameters") or settings.inner("rope_scaling")
     return Rope(theta=theta) if found is None else _rope_of(found, size, theta)
 
 
-def _rope_of(settings: Settings, size: int, theta: float) -> Rope:
-    theta = number(settings, "rope_theta", theta)
+def _check_whole_heads(settings: Settings) -> None:
     if number(settings, "partial_rotary_factor", 1.0) != 1.0:
         raise settings.wrong("partial_rotary_factor", "1: whole heads are rotated")
+
+
+def _rope_of(settings: Settings, size: int, theta: float) -> Rope:
+    theta = number(settings, "rope_theta", theta)
+    _check_whole_heads(settings)
     key = "type" if settings.values.get("rope_type") is None else "rope_type"
     kind = settings.one_of(key, ("default", "linear", "llama3"), "default")
     if kind == "default":

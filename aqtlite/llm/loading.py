@@ -22,6 +22,8 @@ from aqtlite.checkpoint import (
     load_quantized,
     move_weights,
 )
+from aqtlite.checkpoint.arrays import is_finite
+from aqtlite.checkpoint.names import path_name
 from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
 from aqtlite.llm import gguf, hugging_face, names
 from aqtlite.llm.config import DecoderConfig
@@ -138,6 +140,7 @@ def load(
     for name in weights:
         module, _, leaf = name.rpartition("/")
         value = weights[name]
+        _check_finite(name, value, source)
         if leaf == "weight" and module in matrices:
             fate = _put(matrices[module], module, of_decoder, value, cfg, dtype)
             if fate is not None:
@@ -177,7 +180,24 @@ def load_linen(
     shapes = jax.eval_shape(model.init, jax.random.key(0), token)
     to_linen = names.of_linen(moves, scan_layers=scan_layers)
     variables: dict[str, Any] = fill(shapes, move_weights(source, to_linen, shapes))
+    leaves = jax.tree.leaves_with_path(
+        variables, is_leaf=lambda x: isinstance(x, QTensor)
+    )
+    for keys, value in leaves:
+        _check_finite(path_name(keys), value, source)
     return model, variables
+
+
+def _check_finite(name: str, value: Any, source: QuantizedCheckpoint) -> None:
+    """Checks a float weight, as the scales of quantized ones are when they are read.
+
+    A decoder with one NaN would generate the token 0 for ever.
+    """
+    if not isinstance(value, QTensor) and not is_finite(np.asarray(value)):
+        raise CheckpointError(
+            f"{source.path}: the weight {name} holds NaN or infinities: the checkpoint "
+            "is damaged, or its training diverged"
+        )
 
 
 def _put(

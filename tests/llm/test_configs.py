@@ -8,9 +8,18 @@ import pytest
 from flax import nnx
 
 from aqtlite import checkpoint, llm
+from aqtlite.checkpoint import CheckpointError
 from aqtlite.checkpoint.quantized_formats.settings import Settings
 from aqtlite.llm import hugging_face
-from tests.llm.support import FOLDER, gguf_names, gguf_pairs, loaded, metadata
+from tests.llm.support import (
+    FOLDER,
+    as_gguf_of_llama,
+    gguf_names,
+    gguf_pairs,
+    loaded,
+    metadata,
+    quantized_weights,
+)
 
 pytestmark = pytest.mark.code("quick")
 
@@ -102,3 +111,42 @@ def test_gguf_files_hold_the_same_decoder(family, tmp_path):
         same = {name: getattr(wanted.cfg, name) for name in fields}
         cfg = dataclasses.replace(cfg, **same)
     assert cfg == wanted.cfg
+
+
+def config_of_gguf(folder, **pairs):
+    """The config of a Llama with further key-value pairs."""
+    cfg, _ = llm.moves_of(FOLDER / "llama")
+    weights = as_gguf_of_llama(quantized_weights("llama", lambda name: False), {})
+    path = folder / "model.gguf"
+    path.unlink(missing_ok=True)
+    given = {f"llama.{key}": value for key, value in pairs.items()}
+    given = {**gguf_pairs("llama", cfg), **given}
+    checkpoint.save_quantized(path, weights, format="gguf", metadata=given)
+    return llm.moves_of(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "factor"),
+    [
+        ({}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": np.float32(4)}, 4),
+        # As llama.cpp reads them.
+        ({"rope.scaling.factor": np.float32(4)}, 4),
+        ({"rope.scale_linear": np.float32(4)}, 4),
+        ({"rope.scaling.factor": np.float32(0)}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": np.float32(4)}, None),
+    ],
+)
+def test_positions_that_a_gguf_file_stretches(pairs, factor, tmp_path):
+    (factors,) = {one.factors for one in config_of_gguf(tmp_path, **pairs).ropes}
+    assert factors is None if factor is None else set(factors) == {factor}
+
+
+def test_windows_of_gguf_files(tmp_path):
+    key = "attention.sliding_window"
+    for value, window in ((5, 5), (0, None)):
+        found = config_of_gguf(tmp_path, **{key: np.uint32(value)})
+        assert set(found.windows) == {window}
+    for value in (np.int32(-1), np.float32(2.5), True, "x"):
+        with pytest.raises(CheckpointError, match="sliding_window has to be an int"):
+            config_of_gguf(tmp_path, **{key: value})

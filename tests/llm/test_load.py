@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from aqtlite import checkpoint, config, llm
 from aqtlite.checkpoint import CheckpointError
@@ -127,11 +128,28 @@ def edited(family, folder, **changes):
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps has to be a positive number"),
         ({"hidden_act": "relu"}, "hidden_act has to be one of 'silu'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type has to be one of"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor has to be 1"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(changes, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         llm.load(edited("llama", tmp_path / "edited", **changes))
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight"])
+def test_weights_that_are_no_numbers_are_refused(name, value, tmp_path):
+    """A decoder would generate the token 0 for ever."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(FOLDER / "llama", folder)
+    arrays = load_file(folder / "model.safetensors")
+    arrays[name].flat[3] = value
+    save_file(arrays, folder / "model.safetensors")
+    for load in (llm.load, llm.load_linen):
+        with pytest.raises(CheckpointError, match="holds NaN or infinities"):
+            load(folder)
+    with pytest.raises(CheckpointError, match="holds NaN or infinities"):
+        llm.load(folder, config.weight_only(8))
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):
