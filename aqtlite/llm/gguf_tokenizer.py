@@ -7,6 +7,7 @@ import numpy as np
 
 from aqtlite import extras
 from aqtlite.checkpoint import CheckpointError
+from aqtlite.checkpoint.quantized_formats.settings import Settings
 
 _PREFIX = "tokenizer.ggml."
 
@@ -51,22 +52,25 @@ def of_metadata(metadata: Mapping[str, Any], where: str) -> tuple[Any, frozenset
         for key, value in metadata.items()
         if key.startswith(_PREFIX)
     }
-    kind, tokens = own.get("model"), own.get("tokens")
-    if not isinstance(tokens, list):
+    settings = Settings(own, f"{where}: tokenizer.ggml")
+    kind, tokens = own.get("model"), settings.strings("tokens")
+    if not tokens:
         raise CheckpointError(
             f"{where} holds no tokenizer ({_PREFIX}tokens): name a tokenizer.json "
             "(--tokenizer)"
         )
     if kind == "gpt2":
-        made = _of_bytes(package, own, tokens, where)
+        made = _of_bytes(package, settings, tokens)
     elif kind == "llama":
-        made = _of_pieces(package, own, tokens, where)
+        made = _of_pieces(package, settings, tokens)
     else:
         raise CheckpointError(
             f"{where}: tokenizers of the kind {kind!r} are not made from GGUF, 'gpt2' "
             "and 'llama' are: name a tokenizer.json (--tokenizer)"
         )
-    types = np.asarray(own.get("token_type", np.zeros(len(tokens)))).tolist()
+    types = np.zeros(len(tokens))
+    if own.get("token_type") is not None:
+        types = _of_tokens(settings, "token_type", len(tokens))
     for add, of_type in (
         (made.add_special_tokens, _CONTROL),
         (made.add_tokens, _USER_DEFINED),
@@ -74,35 +78,36 @@ def of_metadata(metadata: Mapping[str, Any], where: str) -> tuple[Any, frozenset
         add(
             [
                 package.AddedToken(token, normalized=False)
-                for token, one in zip(tokens, types, strict=True)
+                for token, one in zip(tokens, types.tolist(), strict=True)
                 if one == of_type
             ]
         )
     bos = own.get("bos_token_id")
     has_bos = kind == "llama" or own.get("pre") == _OF_LLAMA_3
-    if own.get("add_bos_token", has_bos) and bos is not None:
-        name = _token(tokens, bos, where)
+    if settings.flag("add_bos_token", default=has_bos) and bos is not None:
+        name = _token(settings, tokens, bos)
         made.post_processor = package.processors.TemplateProcessing(
             single=f"{name} $A".replace(":", r"\:") if ":" in name else [name, "$A"],
             special_tokens=[(name, bos)],
         )
-    stop = {own.get(f"{one}_token_id") for one in ("eos", "eot", "eom")}
-    return made, frozenset(one for one in stop if isinstance(one, int))
+    ends = (own.get(f"{one}_token_id") for one in ("eos", "eot", "eom"))
+    stop: list[int] = [one for one in ends if one is not None]
+    for number in stop:
+        _token(settings, tokens, number)
+    return made, frozenset(stop)
 
 
-def _of_bytes(
-    package: Any, own: Mapping[str, Any], tokens: Sequence[str], where: str
-) -> Any:
+def _of_bytes(package: Any, settings: Settings, tokens: Sequence[str]) -> Any:
     """Byte-level BPE, as GPT-2, Llama 3 and Qwen have it."""
-    name = own.get("pre", "gpt-2")
-    if name not in _WORDS:
+    where, name = settings.where, settings.values.get("pre", "gpt-2")
+    if not isinstance(name, str) or name not in _WORDS:
         raise CheckpointError(
-            f"{where}: {_PREFIX}pre is {name!r}, and {', '.join(_WORDS)} are known: "
-            "name a tokenizer.json (--tokenizer)"
+            f"{where}: pre is {name!r}, and {', '.join(_WORDS)} are known: name a "
+            "tokenizer.json (--tokenizer)"
         )
-    merges = [tuple(one.split(" ")) for one in own.get("merges", ())]
+    merges = [tuple(one.split(" ")) for one in settings.strings("merges")]
     if not merges or any(len(one) != 2 for one in merges):
-        raise CheckpointError(f"{where}: {_PREFIX}merges is no list of pairs")
+        raise CheckpointError(f"{where}: merges is no list of pairs")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     made = package.Tokenizer(
         _model(
@@ -122,21 +127,18 @@ def _of_bytes(
     return made
 
 
-def _of_pieces(
-    package: Any, own: Mapping[str, Any], tokens: Sequence[str], where: str
-) -> Any:
+def _of_pieces(package: Any, settings: Settings, tokens: Sequence[str]) -> Any:
     """BPE of SentencePiece: pairs are merged into the piece with the best score."""
-    scores = own.get("scores")
-    if scores is None or len(scores) != len(tokens):
-        raise CheckpointError(f"{where}: {_PREFIX}scores has to be one for each token")
+    scores = _of_tokens(settings, "scores", len(tokens))
+    unknown = settings.integer("unknown_token_id", 0, 0)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     made = package.Tokenizer(
         _model(
             package.models.BPE,
-            where,
+            settings.where,
             vocab=vocabulary,
-            merges=list(_merges(vocabulary, np.asarray(scores))),
-            unk_token=_token(tokens, own.get("unknown_token_id", 0), where),
+            merges=list(_merges(vocabulary, scores)),
+            unk_token=_token(settings, tokens, unknown),
             fuse_unk=True,
             byte_fallback=True,
         )
@@ -144,7 +146,7 @@ def _of_pieces(
     decoders, normalizers = package.decoders, package.normalizers
     steps = [normalizers.Replace(" ", "\u2581")]
     after = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if own.get("add_space_prefix", True):
+    if settings.flag("add_space_prefix", default=True):
         steps.insert(0, normalizers.Prepend("\u2581"))
         after.append(decoders.Strip(" ", 1, 0))
     made.normalizer = normalizers.Sequence(steps)
@@ -166,9 +168,19 @@ def _merges(
     return (pair for _, _, pair in sorted(found))
 
 
-def _token(tokens: Sequence[str], number: Any, where: str) -> str:
+def _of_tokens(settings: Settings, key: str, count: int) -> np.ndarray:
+    """A number for each token."""
+    found = np.asarray(settings.values.get(key, ()))
+    if found.shape != (count,) or found.dtype.kind not in "iuf":
+        raise settings.wrong(key, f"a number for each of the {count} tokens")
+    return found
+
+
+def _token(settings: Settings, tokens: Sequence[str], number: Any) -> str:
     if type(number) is not int or not 0 <= number < len(tokens):
-        raise CheckpointError(f"{where} names the token {number!r}, and has none")
+        raise CheckpointError(
+            f"{settings.where} names the token {number!r}, and has {len(tokens)}"
+        )
     return tokens[number]
 
 

@@ -122,8 +122,16 @@ def test_a_tokenizer_of_bytes_is_made_from_gguf():
     for key, value, message in (
         ("pre", "other", "pre is 'other'"),
         ("model", "bert", "the kind 'bert'"),
+        ("pre", ["gpt-2"], r"pre is \['gpt-2'\]"),
         ("merges", ["a b c"], "no list of pairs"),
+        ("merges", [1, 2], "merges has to be a list of strings"),
         ("tokens", None, "holds no tokenizer"),
+        ("tokens", [1, 2], "tokens has to be a list of strings"),
+        ("token_type", [1, 1], "token_type has to be a number for each"),
+        ("token_type", 3, "token_type has to be a number for each"),
+        ("eos_token_id", 10**6, "names the token 1000000, and has"),
+        ("eos_token_id", [1], r"names the token \[1\], and has"),
+        ("add_bos_token", "no", "add_bos_token has to be one of True, False"),
     ):
         with pytest.raises(CheckpointError, match=message):
             gguf_tokenizer.of_metadata({**pairs, f"tokenizer.ggml.{key}": value}, "f")
@@ -198,6 +206,10 @@ def test_a_tokenizer_of_pieces_is_made_from_gguf():
         assert made.encode(text).ids == [1, *wanted.encode(text)]
     given = llm.Tokenizer(made, stop)
     assert "".join(given.decoded(given.encode("the cat"))).strip() == "the cat"
+    for scores in (3, [0.0], ["a"] * len(tokens), None):
+        changed = {**pairs, "tokenizer.ggml.scores": scores}
+        with pytest.raises(CheckpointError, match="scores has to be a number for each"):
+            gguf_tokenizer.of_metadata(changed, "file")
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
