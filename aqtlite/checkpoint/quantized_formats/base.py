@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ UINT8 = np.dtype("uint8")
 EXPONENTS = (UINT8, E8M0)
 INT8 = np.dtype("int8")
 INT32 = np.dtype("int32")
+
+_LONGEST_PATTERN = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +119,24 @@ def suffixed(tensors: Tensors, suffix: str) -> list[str]:
     """Names of the weights that have a tensor of this suffix, without the suffix."""
     names = (name for name in tensors.infos if name.endswith(suffix))
     return sorted(name.removesuffix(suffix) for name in names)
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Whether a regular expression of the config matches the start of a module's path.
+
+    Raises:
+        CheckpointError: if it is none, or too long.
+    """
+    if len(pattern) > _LONGEST_PATTERN:
+        raise CheckpointError(
+            f"the pattern {pattern[:40]!r}... of the config is too long"
+        )
+    try:
+        return re.match(pattern, module) is not None
+    except (re.error, RecursionError, OverflowError) as error:
+        raise CheckpointError(
+            f"the pattern {pattern!r} of the config is none: {error}"
+        ) from error
 
 
 def is_listed(module: str, patterns: Sequence[str]) -> bool:

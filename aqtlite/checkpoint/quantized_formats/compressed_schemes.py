@@ -1,11 +1,10 @@
 """The groups of compressed-tensors' config, and the modules that they name."""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.quantized_formats import fp8
+from aqtlite.checkpoint.quantized_formats import base, fp8
 from aqtlite.checkpoint.quantized_formats.settings import Settings
 
 _FORMATS = (
@@ -18,7 +17,10 @@ _FORMATS = (
     "mxfp8-quantized",
 )
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-_LONGEST_PATTERN = 1000
+
+
+_WITH_G_IDX = "group", "dynamic", True
+"""Values of ``actorder``; with "weight" and "static", inputs keep their order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Scheme:
     group: int | None
     block: tuple[int, int] | None
     is_symmetric: bool
+    has_g_idx: bool
+    """Whether groups are of inputs in the order of their activations."""
+
     targets: tuple[str, ...]
 
     def names(self, module: str) -> bool:
@@ -70,6 +75,7 @@ def _scheme(group: Settings, weights: Settings, outer: object) -> Scheme:
         group=weights.integer("group_size", 1) if has_group else None,
         block=fp8.block_size(weights, "block_structure"),
         is_symmetric=weights.flag("symmetric", default=True),
+        has_g_idx=weights.values.get("actorder") in _WITH_G_IDX,
         targets=group.strings("targets"),
     )
 
@@ -88,18 +94,8 @@ def scheme_of(module: str, schemes: Sequence[Scheme], settings: Settings) -> Sch
 
 
 def _matches(target: str, module: str) -> bool:
-    if not target.startswith("re:"):
-        return module == target
-    if len(target) > _LONGEST_PATTERN:
-        raise CheckpointError(
-            f"the pattern {target[:40]!r}... of the config is too long"
-        )
-    try:
-        return re.match(target[3:], module) is not None
-    except (re.error, RecursionError, OverflowError) as error:
-        raise CheckpointError(
-            f"the pattern {target[3:]!r} of the config is none: {error}"
-        ) from error
+    pattern = target.removeprefix("re:")
+    return module == target if pattern == target else base.matches(pattern, module)
 
 
 def is_ignored(module: str, patterns: Sequence[str]) -> bool:

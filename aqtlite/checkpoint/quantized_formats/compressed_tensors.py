@@ -130,6 +130,11 @@ def _plan_packed(tensors: base.Tensors, module: str, scheme: Scheme) -> base.Wei
     base.require(tensors, f"{module}.weight_scale", base.FLOATS, scales)
     used = [name, f"{module}.weight_scale", f"{module}.weight_shape"]
     if not scheme.is_symmetric:
+        if not scales[0]:
+            raise CheckpointError(
+                f"{name}: packed weights have zero points for each channel or group, "
+                "not for a whole tensor (strategy 'tensor' with symmetric false)"
+            )
         *leading, rows, columns = scales[0]
         words = (*leading, bits.words_of(rows, scheme.bits), columns)
         zero = f"{module}.weight_zero_point"
@@ -138,6 +143,8 @@ def _plan_packed(tensors: base.Tensors, module: str, scheme: Scheme) -> base.Wei
     if f"{module}.weight_g_idx" in tensors.infos:
         used.append(f"{module}.weight_g_idx")
         base.require(tensors, used[-1], [base.INT32], [shape[-1:]])
+    elif scheme.has_g_idx:
+        raise CheckpointError(f"{module} has no weight_g_idx, which actorder asks for")
     unpack = bits.from_words if packed.shape[-1] == dense else bits.from_padded_words
     zeros = "" if scheme.is_symmetric else ", zero points"
     return base.weight(

@@ -43,9 +43,9 @@ class _Layout:
         self.zero_offset = 1 if version == "gptq" else 0
         self.in_float = settings.strings("modules_in_block_to_not_quantize")
         dynamic = settings.inner("dynamic")
-        if dynamic is not None and not all(
-            key.startswith("-:") for key in dynamic.values
-        ):
+        patterns = () if dynamic is None else tuple(dynamic.values)
+        self.left_out = tuple(key.removeprefix("-:") for key in patterns)
+        if not all(key.startswith("-:") for key in patterns):
             raise CheckpointError(
                 f"{settings.where}: dynamic gives modules other widths, which is not "
                 "read; quantize all modules alike"
@@ -70,6 +70,10 @@ def _plan_module(tensors: base.Tensors, module: str, layout: _Layout) -> base.We
     elif not layout.in_order:
         raise CheckpointError(f"{module} has no g_idx, which desc_act asks for")
     base.check_not_listed(module, layout.in_float, "modules_in_block_to_not_quantize")
+    if any(base.matches(pattern, module) for pattern in layout.left_out):
+        raise CheckpointError(
+            f"{module} is quantized, and dynamic of the config says that it is not"
+        )
     zero_points = "" if layout.is_symmetric else ", zero points"
     order = "" if layout.in_order else ", groups in the order of g_idx"
     return base.weight(

@@ -70,6 +70,16 @@ WEIGHTS = f"{QUANTIZATION}.config_groups.group_0.weights"
             "dynamic gives modules other widths",
         ),
         (
+            "gptq_4",
+            put(f"{QUANTIZATION}.dynamic", {r"-:.*\.up_proj": {}}),
+            "up_proj is quantized, and dynamic of the config says that it is not",
+        ),
+        (
+            "gptq_4",
+            put(f"{QUANTIZATION}.dynamic", {"-:(": {}}),
+            "of the config is none",
+        ),
+        (
             "gptq_4_act_order",
             put(f"{QUANTIZATION}.desc_act", False),
             "g_idx is not in the order of the inputs",
@@ -83,6 +93,13 @@ WEIGHTS = f"{QUANTIZATION}.config_groups.group_0.weights"
         ("compressed_w4", put(f"{WEIGHTS}.group_size", None), "has no group_size"),
         ("compressed_w4", put(f"{WEIGHTS}.symmetric", False), "lacks .*zero_point"),
         ("compressed_w4_affine", put(f"{WEIGHTS}.symmetric", True), "zero_point in"),
+        (
+            "compressed_w4_affine",
+            put(f"{WEIGHTS}.strategy", "tensor"),
+            "zero points for each channel or group, not for a whole tensor|"
+            "ask for the shape",
+        ),
+        ("compressed_w4", put(f"{WEIGHTS}.actorder", "group"), "has no weight_g_idx"),
         (
             "compressed_w4",
             put(f"{QUANTIZATION}.ignore", ["re:.*up_proj"]),
