@@ -89,11 +89,15 @@ def _moves(source: QuantizedCheckpoint) -> tuple[DecoderConfig, tuple[Move, ...]
     settings = Settings(read_json(file), str(file))
     cfg = hugging_face.config_of(settings, has_head="lm_head.weight" in source)
     family = settings.values["model_type"]
-    moves = names.of_hugging_face(family, cfg)
     prefix = "transformer."
-    if family == "gpt2" and any(name.startswith(prefix) for name in source):
-        moves = names.with_prefix(moves, prefix)
-    return cfg, moves
+    has_prefix = family == "gpt2" and any(name.startswith(prefix) for name in source)
+    quantized = {
+        name.removeprefix(prefix) if has_prefix else name
+        for name, weight in source.weights.items()
+        if weight.is_quantized
+    }
+    moves = names.of_hugging_face(family, cfg, quantized)
+    return cfg, names.with_prefix(moves, prefix) if has_prefix else moves
 
 
 def load(

@@ -5,9 +5,9 @@ and moves nothing; `checkpoint.move_weights` checks that nothing is left over.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from aqtlite.checkpoint import Move
+from aqtlite.checkpoint import CheckpointError, Move
 from aqtlite.llm.config import DecoderConfig
 
 _PARTS = ("weight", "bias")
@@ -77,10 +77,21 @@ _GPT2_LINEAR = {
 }
 
 
-def of_hugging_face(family: str, cfg: DecoderConfig) -> tuple[Move, ...]:
-    """The map of a family of Hugging Face, by `model_type`."""
+def of_hugging_face(
+    family: str, cfg: DecoderConfig, quantized: Collection[str]
+) -> tuple[Move, ...]:
+    """The map of a family of Hugging Face, by `model_type`.
+
+    Args:
+        family: the `model_type`.
+        cfg: config of the decoder.
+        quantized: names of the quantized weights.
+
+    Raises:
+        CheckpointError: if a matrix of GPT-2 is quantized in some layers alone.
+    """
     if family == "gpt2":
-        return _gpt2(cfg)
+        return _gpt2(cfg, quantized)
     norms = _GEMMA3_NORMS if family == "gemma3_text" else _LLAMA_NORMS
     renamed = dict(_TOP)
     for theirs, ours in norms.items():
@@ -111,20 +122,33 @@ def of_gguf(cfg: DecoderConfig) -> tuple[Move, ...]:
     )
 
 
-def _gpt2(cfg: DecoderConfig) -> tuple[Move, ...]:
-    """GPT-2's matrices are (inputs, outputs), and q, k and v one of them."""
+def _gpt2(cfg: DecoderConfig, quantized: Collection[str]) -> tuple[Move, ...]:
+    """GPT-2's float matrices are (inputs, outputs), and q, k and v one of them."""
+
+    def is_quantized(weight: str) -> bool:
+        layers = [weight.format(i=i) in quantized for i in range(cfg.layers)]
+        if any(layers) and not all(layers):
+            raise CheckpointError(
+                f"{weight} is quantized in some layers alone, and is (outputs, inputs) "
+                "there, (inputs, outputs) in the others: such files are not read"
+            )
+        return any(layers)
+
     moves = [*_renames(_GPT2), _head("lm_head.weight", cfg)]
     for theirs, ours in _GPT2_LINEAR.items():
         weight = f"{theirs}.weight"
-        moves.append(Move(sources=weight, targets=f"{ours}/weight", axes=(1, 0)))
+        axes = None if is_quantized(weight) else (1, 0)
+        moves.append(Move(sources=weight, targets=f"{ours}/weight", axes=axes))
         moves.append(Move(sources=f"{theirs}.bias", targets=f"{ours}/bias"))
     parts = [f"layers/{{i}}/attention/{one}" for one in "qkv"]
+    weight = "h.{i}.attn.c_attn.weight"
+    in_order = is_quantized(weight)
     moves.append(
         Move(
-            sources="h.{i}.attn.c_attn.weight",
+            sources=weight,
             targets=tuple(f"{one}/weight" for one in parts),
-            split_axis=1,
-            axes=(1, 0),
+            split_axis=0 if in_order else 1,
+            axes=None if in_order else (1, 0),
         )
     )
     targets = tuple(f"{one}/bias" for one in parts)

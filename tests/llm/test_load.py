@@ -1,5 +1,6 @@
 """Quantized files: integers that are kept, rounded, rounded again, or refused."""
 
+import functools
 import json
 import shutil
 
@@ -23,6 +24,7 @@ from tests.llm.support import (
     loaded,
     logits_of,
     metadata,
+    quantized,
     quantized_weights,
     reference,
 )
@@ -134,6 +136,39 @@ def edited(family, folder, **changes):
 def test_configs_that_do_not_fit_are_refused(changes, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         llm.load(edited("llama", tmp_path / "edited", **changes))
+
+
+def test_quantized_matrices_of_gpt2_are_the_other_way_round(tmp_path):
+    weights, decoded = {}, {}
+    for name, x in checkpoint.load_quantized(FOLDER / "gpt2").items():
+        x = np.asarray(x, np.float32)
+        is_matrix = ".c_" in name and x.ndim == 2
+        weights[name] = q = quantized(x.T) if is_matrix else x
+        decoded[name] = np.ascontiguousarray(q.dequant().T) if is_matrix else x
+    save = functools.partial(
+        checkpoint.save_quantized,
+        format="compressed-tensors",
+        metadata=metadata("gpt2"),
+    )
+    save(tmp_path / "quantized", weights)
+    found = llm.load(tmp_path / "quantized")
+    assert len(found.kept) == 2 * 6
+    shutil.copytree(FOLDER / "gpt2", tmp_path / "float")
+    save_file(decoded, tmp_path / "float" / "model.safetensors")
+    tokens = jnp.asarray(reference("gpt2")[0])
+    wanted = logits_of(llm.load(tmp_path / "float").decoder, tokens)
+    check_close(logits_of(found.decoder, tokens), wanted, 1e-5)
+    model, variables = llm.load_linen(tmp_path / "quantized")
+    leaves, structure = jax.tree.flatten(
+        variables, is_leaf=lambda x: isinstance(x, QTensor)
+    )
+    floats = [x.dequant() if isinstance(x, QTensor) else x for x in leaves]
+    variables = jax.tree.unflatten(structure, floats)
+    check_close(model.apply(variables, tokens), wanted, 1e-5)
+    one = "transformer.h.1.attn.c_proj.weight"
+    save(tmp_path / "mixed", {**weights, one: decoded[one]})
+    with pytest.raises(CheckpointError, match="is quantized in some layers alone"):
+        llm.load(tmp_path / "mixed")
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
