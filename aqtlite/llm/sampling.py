@@ -4,6 +4,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,10 @@ def sample(logits: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
     """
     if sampling.temperature == 0:
         return logits.argmax(-1).astype(jnp.int32)
-    logits = logits.astype(jnp.float32) / sampling.temperature
+    logits = logits.astype(jnp.float32)
+    # The likeliest token stays finite, however small the temperature.
+    logits = logits - logits.max(-1, keepdims=True)
+    logits = logits / max(sampling.temperature, _TINY)
     if sampling.top_p < 1:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         likelier = jnp.cumsum(jax.nn.softmax(ordered), axis=-1)

@@ -68,6 +68,10 @@ def test_samples_have_the_probabilities_of_their_nucleus():
         found = np.bincount(draws, minlength=4) / len(keys)
         np.testing.assert_allclose(found, wanted, atol=0.03)
     assert int(sample(logits, llm.Sampling(), keys[0])) == 0
+    # Where a division by it alone would be infinite, or underflow.
+    for temperature in (1e-37, 1e-39, 1e-300):
+        how = llm.Sampling(temperature=temperature)
+        assert int(sample(logits[::-1], how, keys[0])) == 3
     with pytest.raises(ValueError, match="top_p must be above 0"):
         llm.Sampling(top_p=0.0)
     with pytest.raises(ValueError, match="temperature must be 0 or more"):
