@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +96,7 @@ def empty(
             written at once. None: no window.
 
     Raises:
-        TypeError: if `dtype` is not floating.
+        TypeError: if `dtype` is not floating, or `window` no int.
         ValueError: if `check_config` rejects the config, the shape has fewer than 3
             axes, or `window` is not from 1 to the length.
     """
@@ -110,6 +111,8 @@ def empty(
         raise ValueError(
             f"a KV cache has the shape (*batch, length, heads, depth), got {shape}"
         )
+    if window is not None:
+        check_integer("window", window)
     if window is not None and not 1 <= window <= shape[-3]:
         raise ValueError(
             f"window={window} of a KV cache is to be from 1 to its length, "
@@ -130,6 +133,12 @@ def empty(
         index,
         window=window,
     )
+
+
+def check_integer(name: str, value: Any) -> None:
+    """Raises TypeError unless a value is an int, of Python or NumPy."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} of a KV cache must be an int, got {value!r}")
 
 
 def slot_axis(x: Stored) -> int:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.kv_cache import slots
-from aqtlite.kv_cache.cache import KVCache, Stored, slot_axis
+from aqtlite.kv_cache.cache import KVCache, Stored, check_integer, slot_axis
 from aqtlite.kv_cache.checks import check_index
 
 
@@ -201,8 +201,10 @@ def grow(cache: KVCache, length: int) -> KVCache:
     (2, 16, 4, 8)
 
     Raises:
+        TypeError: if `length` is no int.
         ValueError: if the cache is longer than `length`.
     """
+    check_integer("length", length)
     more = length - cache.length
     if more < 0:
         raise ValueError(

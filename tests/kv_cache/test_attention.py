@@ -96,6 +96,12 @@ def test_masks_of_other_shapes(call, shape):
             TypeError,
             "dtype=int8 of a KV cache: it is that of keys and values before",
         ),
+        (
+            lambda: kv_cache.empty((2, 3, 2, 8), "float32", INT8, window=2.0),
+            TypeError,
+            "window of a KV cache must be an int, got 2.0",
+        ),
+        (lambda: kv_cache.grow(written(), 8.0), TypeError, "length .* must be an int"),
     ],
 )
 def test_what_does_not_fit(change, error, match):
