@@ -65,7 +65,8 @@ class _Fact:
         if self.pair is None or not self.inputs:
             return self.inputs
         before, after = map(np.asarray, self.pair())
-        return self.inputs if (before != after).any() else frozenset()
+        are_nan = (before != before) & (after != after)
+        return self.inputs if ((before != after) & ~are_nan).any() else frozenset()
 
 
 _UNKNOWN = _Fact(frozenset())
@@ -101,8 +102,10 @@ class _Changes(analysis.Analysis[_Fact]):
         return self.reads.body(eqn)
 
     def equation(self, eqn: Any, inputs: list[_Fact]) -> list[_Fact]:
+        needed = frozenset[int]().union(*(one.inputs for one in inputs))
+        read = self.reads.equation(eqn, [one.inputs for one in inputs])
         pairs = [one.pair for one in inputs if one.pair is not None]
-        if len(pairs) < len(inputs):
+        if len(pairs) < len(inputs) or needed.difference(*read):
             found = self.reads.equation(eqn, [one.changes for one in inputs])
             return [_Fact(one) for one in found]
 
@@ -114,5 +117,4 @@ class _Changes(analysis.Analysis[_Fact]):
         def of(index: int) -> Callable[[], Pair]:
             return functools.cache(lambda: (outputs(0)[index], outputs(1)[index]))
 
-        needed = frozenset[int]().union(*(one.inputs for one in inputs))
         return [_Fact(needed, of(index)) for index in range(len(eqn.outvars))]

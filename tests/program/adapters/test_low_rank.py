@@ -352,6 +352,7 @@ def test_a_weight_that_something_else_reads_is_not_merged(fn):
         lambda w, x: jax.jit(lambda v: x @ v)(w[:, :3]) @ w[:3, 3:],
         lambda w, x: (x @ w[:, :3]) * w[:3, 3:].sum(),
         lambda w, x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, w[0, 3]) + x @ w[:, :3],
+        lambda w, x: x[:, :3] + np.eye(4, 8, dtype="float32") @ w[:, :3] + w[0, 3],
     ],
 )
 def test_other_parts_of_a_parameter_may_be_read(fn):
