@@ -14,6 +14,7 @@ from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import QuantizedModel, quantize_model
 from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
+from aqtlite.flax.linen.tools.absorb_smoothing import absorb_smoothing
 from aqtlite.flax.linen.tools.adapters import (
     adapters_of,
     with_adapters,
@@ -28,7 +29,7 @@ from aqtlite.flax.linen.tools.calibrate import (
 )
 from aqtlite.flax.linen.tools.dtypes import promote_dtype
 from aqtlite.flax.linen.tools.embed import AqtEmbed, AqtTake
-from aqtlite.flax.linen.tools.fold import absorb_smoothing, fold_batch_norm
+from aqtlite.flax.linen.tools.fold_batch_norm import fold_batch_norm
 from aqtlite.flax.linen.tools.injection import inject_dot_general
 from aqtlite.flax.linen.tools.merge_adapters import merge_adapters
 from aqtlite.flax.linen.tools.widen import widen_int4
