@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from aqtlite.calibration import base, power_mean
-from aqtlite.numerics import Numerics, fields
+from aqtlite.numerics import fields
 from aqtlite.shapes.dimension_numbers import Axes
 
 
@@ -49,14 +49,12 @@ class AbsMean(base.Calibration):
                 "the digits of the mean; towards the maximum, use AbsMax"
             )
 
+    @property
+    def ignores_zeros(self) -> bool:
+        return True
+
     def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
         mean = power_mean.power_mean_of_nonzero(x, axes, self.p)
         if self.clipping_scale is None:
             return mean
         return power_mean.multiple(mean, self.clipping_scale)
-
-    def masked_range(
-        self, x: jax.Array, mask: jax.Array, axes: Axes, grid: Numerics
-    ) -> base.Range:
-        del mask  # Zeros are not in the mean.
-        return self.range(x, axes, grid, ())

@@ -36,6 +36,10 @@ class DelayedScaling(base.Calibration):
     def has_state(self) -> bool:
         return True
 
+    @property
+    def ignores_zeros(self) -> bool:
+        return True
+
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
         del grid
         return {

@@ -101,6 +101,10 @@ class MseSearch(base.Calibration):
         fields.check(self, candidates=_checked)
 
     @property
+    def ignores_zeros(self) -> bool:
+        return True  # They have no error.
+
+    @property
     def cost_in_training(self) -> str | None:
         return (
             "one quantization of the array and two reductions for each of its "

@@ -38,6 +38,10 @@ class OverBatches(base.Calibration, abc.ABC):
     def has_state(self) -> bool:
         return True
 
+    @property
+    def ignores_zeros(self) -> bool:
+        return self.of.ignores_zeros
+
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
         zeros = jnp.zeros(shape, jnp.float32)
         ends = {"high": zeros}

@@ -18,7 +18,7 @@ from aqtlite.operations import SIDES, Operation
 from aqtlite.operations.base import OperandAxes
 from aqtlite.qtensor import shape_operations, stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.shapes.sharding import whole_where_uneven
+from aqtlite.shapes.sharding import explicit_spec, whole_where_uneven
 
 Shape = tuple[int, ...]
 
@@ -45,8 +45,8 @@ def pad_operands(
         `QTensor` counts as elements.
 
     Raises:
-        ValueError: if no size is a whole number of blocks for both operands, or if a
-            grid has no zero.
+        ValueError: if no size is a whole number of blocks for both operands, if a grid
+            has no zero, or if zeros would change a range.
     """
     given = lhs, rhs
     if not operation.pairs_elements or not any(map(_asks, given, tensors)):
@@ -117,7 +117,7 @@ def pad_array(
     if others:
         sizes[others[-1]] = blocks.padded_remaining(sizes[others[-1]])
     _check_has_zero(x, tuple(sizes), tensor, path)
-    return _with_zeros(x, tuple(sizes))
+    return _with_zeros(x, tuple(sizes), tensor)
 
 
 def widths(x: Operand, like: Operand) -> Shape | None:
@@ -202,12 +202,33 @@ def _padded(x: Operand, shape: Shape, tensor: config.Tensor, path: str) -> Opera
     if isinstance(x, QTensor):
         pairs = [(0, new - old) for new, old in zip(shape, x.shape, strict=True)]
         return shape_operations.pad(x, pairs)
-    return _with_zeros(x, shape)
+    if tensor.is_quantized and not tensor.calibration.ignores_zeros:
+        raise ValueError(
+            f"{path}.calibration={tensor.calibration!r}, of an operand of shape "
+            f"{tuple(x.shape)}: zeros that pad it to whole blocks of the other "
+            f"operand, {shape}, would change its range. Use calibration.AbsMax(), "
+            "blocks that divide the axis, or Blocks(fit=True)"
+        )
+    return _with_zeros(x, shape, tensor)
 
 
-def _with_zeros(x: jax.Array, shape: Shape) -> jax.Array:
-    pairs = [(0, new - old) for new, old in zip(shape, x.shape, strict=True)]
-    return jnp.pad(whole_where_uneven(x, shape), pairs)
+def _with_zeros(x: jax.Array, shape: Shape, tensor: config.Tensor) -> jax.Array:
+    """Pads an array; behind NaN and infinities with NaN where a range hides them.
+
+    The ends of rows are looked at there (`aqtlite.contraction.poison`).
+    """
+    x = whole_where_uneven(x, shape)
+    hides_nan = tensor.is_quantized and tensor.calibration.is_blind
+    if not hides_nan or 0 in x.shape or explicit_spec(x) is not None:
+        pairs = [(0, new - old) for new, old in zip(shape, x.shape, strict=True)]
+        return jnp.pad(x, pairs)
+    for axis, (new, old) in enumerate(zip(shape, x.shape, strict=True)):
+        if new != old:
+            last = lax.stop_gradient(lax.slice_in_dim(x, old - 1, old, axis=axis))
+            sizes = (*x.shape[:axis], new - old, *x.shape[axis + 1 :])
+            zeros = jnp.broadcast_to(last - last, sizes)
+            x = lax.concatenate([x, zeros], axis)
+    return x
 
 
 def _check_has_zero(x: Operand, shape: Shape, tensor: config.Tensor, path: str) -> None:

@@ -1,12 +1,14 @@
 """Blocks that do not divide an axis, whose last one is padded with zeros."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import aqtlite
-from aqtlite import calibration, numerics
+from aqtlite import calibration, numerics, statistics
 from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
 from tests.common import MATMUL, assert_same, normal, relative_error
 
@@ -121,6 +123,56 @@ def test_calibrations_that_count_zeros_are_refused():
     with pytest.raises(ValueError, match="zeros that pad a block would change its"):
         Tensor(
             numerics=INT8,
-            calibration=calibration.AbsMean(),
+            calibration=calibration.RMS(3),
             blocks=Blocks(size=4, pad=True),
         )
+
+
+PADDED = Tensor(numerics=INT8, blocks=Blocks(size=4, pad=True))
+
+
+@pytest.mark.parametrize(
+    "found", [calibration.Percentile(90), calibration.RMS(2), calibration.LSQ()]
+)
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+def test_zeros_that_pad_the_other_operand_count_as_well(side, found):
+    axes = "per_tensor" if found.is_learned else None
+    other = Tensor(numerics=INT8, calibration=found, calib_shared_axes=axes)
+    operands = {"lhs": PADDED, "rhs": PADDED, side: other}
+    cfg = DotGeneral(fwd=DotGeneralRaw(**operands))
+    dot = aqtlite.make_dot_general(cfg)
+    states = statistics.init_states(cfg, X, W, MATMUL)
+    with pytest.raises(ValueError, match=f"fwd.{side}.calibration=.* to whole blocks"):
+        dot(X, W, MATMUL, states=states)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        calibration.AbsMean(),
+        calibration.MseSearch((1.0, 0.8)),
+        calibration.Constant(2.0),
+    ],
+)
+def test_zeros_that_pad_the_other_operand_change_no_range(found):
+    lhs = Tensor(numerics=INT8, calibration=found)
+    cfg = DotGeneral(fwd=DotGeneralRaw(lhs=lhs, rhs=PADDED))
+    x = aqtlite.quantize(X, lhs, (1,)).dequant()
+    w = aqtlite.quantize(W, PADDED, (0,)).dequant()
+    out = aqtlite.make_dot_general(cfg)(X, W, MATMUL)
+    np.testing.assert_allclose(out, x @ w, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "lhs",
+    [
+        Tensor(numerics=INT8, calibration=calibration.Constant(2.0)),
+        dataclasses.replace(PADDED, calibration=calibration.Constant(2.0)),
+    ],
+)
+def test_nan_at_the_end_of_a_padded_row(lhs, value):
+    """Of ranges that do not see the array, the ends of rows are looked at."""
+    dot = aqtlite.make_dot_general(DotGeneral(fwd=DotGeneralRaw(lhs=lhs, rhs=PADDED)))
+    out = dot(X.at[1, -1].set(value), W, MATMUL)
+    assert jnp.isnan(out).all(1).tolist() == [i == 1 for i in range(len(X))]
