@@ -37,12 +37,14 @@ class OptimizerStates(representation.CompactRepr):
     second: Tensor = _SECOND
     """Config of second moments, which are never negative."""
 
-    first_moments: str = r"(.*/)?(mu|trace)(/.*)?"
-    """Regular expression for the paths of first moments: as optax names them."""
+    first_moments: str | None = None
+    """Regular expression for the paths of first moments. None: the fields of states
+    that optax calls "mu" and "trace", whatever parameters are called."""
 
-    second_moments: str = r"(.*/)?(nu|nu_max|sum_of_squares)(/.*)?"
-    """Regular expression for the paths of second moments. A path that it matches is not
-    of a first moment; paths that neither matches stay in float."""
+    second_moments: str | None = None
+    """Regular expression for the paths of second moments. None: the fields that optax
+    calls "nu", "nu_max" and "sum_of_squares". A path that it matches is not of a first
+    moment; paths that neither matches stay in float."""
 
     in_float: str = r".*[Ee]mbed.*"
     """Regular expression for the paths of moments that stay in float."""
@@ -70,6 +72,8 @@ class OptimizerStates(representation.CompactRepr):
                 )
         for name in ("first_moments", "second_moments", "in_float"):
             pattern = getattr(self, name)
+            if pattern is None and name != "in_float":
+                continue
             if not isinstance(pattern, str):
                 raise TypeError(
                     f"OptimizerStates.{name} must be a string, got {pattern!r}"

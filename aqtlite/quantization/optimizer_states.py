@@ -18,6 +18,8 @@ from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.quantize import quantize
 
 _DEFAULT = config.OptimizerStates()
+_FIRST, _SECOND = ("mu", "trace"), ("nu", "nu_max", "sum_of_squares")
+"""Fields of first and second moments in the states of optax."""
 
 
 def quantize_optimizer(
@@ -54,7 +56,8 @@ def quantize_optimizer(
     Raises:
         TypeError: if `tx` is no transformation, or `cfg` no `config.OptimizerStates`.
         ValueError: when it is initialized, if the state has arrays of floats and the
-            path of none is that of a moment, or if blocks do not divide an array.
+            path of none is that of a moment, if it is of `optax.sm3` and no patterns
+            are given, or if blocks do not divide an array.
     """
     if not isinstance(tx, optax.GradientTransformation):
         raise TypeError(
@@ -86,7 +89,7 @@ def quantize_optimizer(
 def _quantized(cfg: config.OptimizerStates, state: Any) -> Any:
     def of_leaf(path: Any, x: Any) -> Any:
         name = _name(path)
-        tensor = _tensor_of(cfg, name)
+        tensor = _tensor_of(cfg, path)
         if tensor is None or not _is_float(x) or x.size < max(cfg.min_size, 1):
             return x
         if re.fullmatch(cfg.in_float, name):
@@ -103,11 +106,22 @@ def _quantized(cfg: config.OptimizerStates, state: Any) -> Any:
     return jax.tree.map_with_path(of_leaf, state)
 
 
-def _tensor_of(cfg: config.OptimizerStates, name: str) -> config.Tensor | None:
+def _tensor_of(cfg: config.OptimizerStates, path: Any) -> config.Tensor | None:
     """Returns the config of a moment by its path; None if it is of none."""
-    if re.fullmatch(cfg.second_moments, name):
+    if _is_of(cfg.second_moments, _SECOND, path):
         return cfg.second
-    return cfg.first if re.fullmatch(cfg.first_moments, name) else None
+    return cfg.first if _is_of(cfg.first_moments, _FIRST, path) else None
+
+
+def _is_of(pattern: str | None, fields: tuple[str, ...], path: Any) -> bool:
+    """Whether a path matches a pattern or, if it is None, is in one of some fields."""
+    if pattern is not None:
+        return re.fullmatch(pattern, _name(path)) is not None
+    # States are tuples with fields, and parameters come below. A state that was
+    # restored without a target has dictionaries in place of both.
+    names = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
+    names = names or _name(path).split("/")
+    return next((name for name in names if name in _FIRST + _SECOND), None) in fields
 
 
 def _axis(tensor: config.Tensor, shape: tuple[int, ...]) -> int:
@@ -124,16 +138,34 @@ def _axis(tensor: config.Tensor, shape: tuple[int, ...]) -> int:
 
 
 def _check_has_moments(cfg: config.OptimizerStates, state: Any) -> None:
-    """Raises ValueError if the state has arrays of floats, and none is a moment."""
+    """Raises ValueError if the state has arrays of floats, and none is a moment.
+
+    Also for SM3, whose momentum has the name of second moments.
+    """
+    if cfg.second_moments is None and any(map(_is_of_sm3, _nodes(state))):
+        raise ValueError(
+            "the state of optax.sm3 calls its momentum nu, as others call second "
+            "moments: give cfg=config.OptimizerStates(first_moments='.*nu/.*', "
+            "second_moments='(?!)'), which matches nothing"
+        )
     leaves = jax.tree.leaves_with_path(state)
-    names = [_name(path) for path, x in leaves if _is_float(x)]
-    if names and not any(_tensor_of(cfg, name) for name in names):
+    paths = [path for path, x in leaves if _is_float(x)]
+    if paths and not any(_tensor_of(cfg, path) for path in paths):
+        names = list(map(_name, paths))
         raise ValueError(
             "no array in the state of the optimizer is a moment by its path: give "
             "cfg=config.OptimizerStates(first_moments=..., second_moments=...) with "
             f"regular expressions of paths, which are {', '.join(names[:8])}"
             + ("" if len(names) <= 8 else ", ...")
         )
+
+
+def _nodes(state: Any) -> list[Any]:
+    return jax.tree.leaves(state, is_leaf=_is_of_sm3)
+
+
+def _is_of_sm3(x: Any) -> bool:
+    return isinstance(x, optax.ScaleBySM3State)
 
 
 def _is_float(x: Any) -> bool:
@@ -148,7 +180,7 @@ def _name(path: Any) -> str:
 
 def _dequantized(cfg: config.OptimizerStates, state: Any) -> Any:
     def of_leaf(path: Any, x: Any) -> Any:
-        tensor = _tensor_of(cfg, _name(path))
+        tensor = _tensor_of(cfg, path)
         if isinstance(x, Mapping) and tensor is not None:
             x = QTensor(**x, dtype=np.dtype("float32"), numerics=tensor.grid)
         return x.dequant() if isinstance(x, QTensor) else x

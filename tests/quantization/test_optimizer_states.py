@@ -194,6 +194,42 @@ def eval_of(cfg):
     return eval(repr(cfg), names)
 
 
+@pytest.mark.parametrize("make", [optax.adamw, lambda rate: optax.sgd(rate, 0.9)])
+@pytest.mark.parametrize("name", ["nu", "mu", "trace"])
+def test_parameters_may_have_the_names_of_moments(make, name):
+    params = {one: {"kernel": jnp.ones((64, 128))} for one in (name, "other")}
+    tx = aqtlite.quantize_optimizer(make(1e-2))
+    state = tx.init(params)
+    for _ in range(3):
+        grads = jax.tree.map(lambda x: x - 2, params)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    kernels = [one["kernel"] for one in params.values()]
+    np.testing.assert_array_equal(*kernels)
+    assert jnp.isfinite(kernels[0]).all()
+
+
+def test_arrays_below_parameters_with_such_names_are_no_moments():
+    params = {"mu": jnp.ones((64, 128))}
+    chain = optax.chain(optax.adam(1e-3), optax.ema(0.9))
+    tx = aqtlite.quantize_optimizer(
+        optax.MultiSteps(chain, 2).gradient_transformation()
+    )
+    found = quantized_paths(tx.init(params))
+    assert set(found) == {f"inner_opt_state/0/0/{one}/mu" for one in ("mu", "nu")}
+
+
+def test_a_momentum_with_the_name_of_second_moments():
+    params = {"w": jnp.ones((64, 128))}
+    with pytest.raises(ValueError, match=r"optax\.sm3 calls its momentum nu"):
+        aqtlite.quantize_optimizer(optax.sm3(1e-3)).init(params)
+    cfg = config.OptimizerStates(first_moments=".*nu/.*", second_moments="(?!)")
+    found = quantized_paths(
+        aqtlite.quantize_optimizer(optax.sm3(1e-3), cfg).init(params)
+    )
+    assert set(found) == {"0/nu/w"}
+
+
 def test_an_nnx_optimizer():
     model = nnx.Linear(80, 64, rngs=nnx.Rngs(0))
     tx = aqtlite.quantize_optimizer(optax.adam(1e-2))
