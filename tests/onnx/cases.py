@@ -358,6 +358,7 @@ LENGTHS = i(3, 5, dtype=np.int32)
 RECURRENT = [
     recurrent("LSTM", 4, outputs=3),
     recurrent("LSTM", 4, None, f(1, 2, 3), f(1, 2, 3), f(1, 9), outputs=3),
+    recurrent("LSTM", 4, None, f(1, 2, 3), f(1, 2, 3), f(1, 9), outputs=3, clip=0.5),
     recurrent("LSTM", 4, LENGTHS, outputs=3, directions=2, direction="bidirectional"),
     recurrent("LSTM", 4, direction="reverse", clip=0.5, outputs=3),
     recurrent("LSTM", 4, activations=["HardSigmoid", "Tanh", "Relu"], outputs=3),

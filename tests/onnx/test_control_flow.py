@@ -79,7 +79,7 @@ def test_weights_of_equal_names_in_branches():
     assert function(parameters, np.array(True), X).tolist() == (X + 1).tolist()
 
 
-def looping(condition_in_body):
+def looping(condition_in_body, steps=5, go="go"):
     body = graph(
         [
             node("MatMul", "h w", "next"),
@@ -90,11 +90,11 @@ def looping(condition_in_body):
         {"after": (BOOL, []), "next": (FLOAT, [2, 2]), "step": (FLOAT, [2, 2])},
     )
     return model(
-        [node("Loop", "n go x", "y steps", "/Loop", body=body)],
+        [node("Loop", f"n {go} x", "y steps", "/Loop", body=body)],
         {"x": (FLOAT, [2, 2])},
         {"y": (FLOAT, [2, 2]), "steps": (FLOAT, None)},
         {
-            "n": np.array(5),
+            "n": np.array(steps),
             "go": np.array(True),
             "two": np.array(2),
             "zero": np.float32(0),
@@ -110,6 +110,25 @@ def test_a_loop_of_known_length_is_unrolled():
     for one, expected in zip(found, of_onnxruntime(made, X), strict=True):
         np.testing.assert_array_equal(one, expected)
     assert found[1].shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize("go", ["go", "-"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_loop_of_no_steps_or_without_a_condition(steps, go):
+    made = looping(("Identity", "before", "after"), steps, go)
+    function, parameters = aqtlite.onnx.load(made)
+    found = jax.jit(function)(parameters, X)
+    for one, expected in zip(found, of_onnxruntime(made, X), strict=True):
+        np.testing.assert_array_equal(one, expected)
+    assert found[1].shape == (steps, 2, 2)
+
+
+def test_a_loop_that_ends_by_the_condition_of_its_body_alone():
+    """As in onnxruntime; where it depends on data, it is refused."""
+    made = looping(("Less", "i two", "after"), go="-")
+    function, parameters = aqtlite.onnx.load(made)
+    found = jax.jit(function)(parameters, X)
+    assert found[1].shape == of_onnxruntime(made, X)[1].shape == (3, 2, 2)
 
 
 def test_a_loop_whose_length_depends_on_data():

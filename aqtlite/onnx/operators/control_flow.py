@@ -45,23 +45,29 @@ def _text(shapes: Any) -> str:
 
 @operator("Loop")
 def _loop(call: Call, count: Value, condition: Value, *state: Value) -> Any:
-    """Unrolls a loop whose number of steps is known in tracing."""
+    """Unrolls a loop whose number of steps is known in tracing.
+
+    As in onnxruntime, the body's condition ends it also where none is given.
+    """
     steps = None if count is None else call.integer(count, "trip count")
-    body = call.attribute("body")
-    stacks: list[list[Value]] = [[] for _ in body.outputs[1 + len(state) :]]
-    step = 0
-    while steps is None or step < steps:
-        if condition is not None and not call.static(condition, "condition").all():
+    body, number = call.attribute("body"), len(state)
+    if condition is None:
+        condition = np.asarray(True)
+    stacks: list[list[Value]] = []
+    while steps is None or len(stacks) < steps:
+        if not call.static(condition, "condition").all():
             break
-        number = np.asarray(step, np.int64)
-        before = np.asarray(True) if condition is None else condition
-        after, *results = call.run(body, number, before, *state)
-        condition = None if condition is None else after
-        state = tuple(results[: len(state)])
-        for stack, value in zip(stacks, results[len(state) :], strict=True):
-            stack.append(value)
-        step += 1
-    return (*state, *(jnp.stack(stack) for stack in stacks))
+        step = np.asarray(len(stacks), np.int64)
+        condition, *results = call.run(body, step, condition, *state)
+        state = tuple(results[:number])
+        stacks.append(results[number:])
+    if stacks:
+        return (*state, *map(jnp.stack, zip(*stacks, strict=True)))
+    shapes = jax.eval_shape(
+        lambda state: call.run(body, np.int64(0), np.asarray(True), *state)[1:], state
+    )
+    empty = (jnp.zeros((0, *one.shape), one.dtype) for one in shapes[number:])
+    return (*state, *empty)
 
 
 @operator("Scan")

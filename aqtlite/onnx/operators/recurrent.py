@@ -58,14 +58,15 @@ def _lstm(
             gates = projected + _times(output, r[direction])
             if bias is not None:
                 gates = gates + _sum_of_biases(bias[direction])
-            i, o, forget, c = jnp.split(_clipped(call, gates), 4, axis=-1)
+            i, o, forget, c = jnp.split(gates, 4, axis=-1)
             if peepholes is not None:
                 i, forget = i + p[0] * cell, forget + p[2] * cell
+            i, forget, c = (_clipped(call, gate) for gate in (i, forget, c))
             i = f(i)
             forget = 1 - i if call.attribute("input_forget", 0) else f(forget)
             cell = forget * cell + i * g(c)
             o = o if peepholes is None else o + p[1] * cell
-            return f(o) * h(cell), cell
+            return f(_clipped(call, o)) * h(cell), cell
 
         return step
 
