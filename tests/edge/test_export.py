@@ -97,6 +97,16 @@ def test_rules(tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("weights", "inputs"), [("int4", 17), ("int2", 9)])
+def test_weights_that_fill_no_whole_bytes(tmp_path, weights, inputs):
+    """XNNPACK does not take them, and TFLite rounds in another way."""
+    x, w = models.normal((256, inputs)), models.normal((inputs, 5), 1)
+    rules = [edge.Rule(weights=weights)]
+    path = tmp_path / "model.tflite"
+    models.assert_simulated(path, lambda w, x: x @ w, w, x, rules)
+
+
+@pytest.mark.slow
 def test_float_interface(tmp_path):
     model, x = MODELS["conv_net"]
     variables = models.trained(model, x)

@@ -17,6 +17,8 @@ from aqtlite.shapes import dimension_numbers as dn
 
 _LARGEST = 128
 
+_PER_BYTE = {"int4": 2, "int2": 4}
+
 _Roundings = dict[Kernels, fixed_point.Rounding | None]
 _FULLY_CONNECTED: _Roundings = {
     "xnnpack": None,
@@ -35,12 +37,13 @@ def fully_connected(
 ) -> jax.Array:
     """FULLY_CONNECTED: sums of products plus bias, requantized.
 
-    TFLite runs int16, and its reference kernel misreads the bias.
+    TFLite runs int16, whose bias its reference kernel misreads, and weights of int4 and
+    int2 whose inputs fill no whole bytes, which XNNPACK does not take.
 
     Args:
         x: int8 or int16, shape (..., K).
-        weights: int8 or int4, shape (K, N), zero point 0, scales of shape () or (N,).
-            Constants; for activations, use `matmul`.
+        weights: int8, int4 or int2, shape (K, N), zero point 0, scales of shape () or
+            (N,). Constants; for activations, use `matmul`.
         bias: int32, shape (N,), on the grid of the sums: the product of both scales.
         grid: grid of the result.
         clamp: range of a fused activation.
@@ -51,8 +54,9 @@ def fully_connected(
     """
     sums = _dot(x, weights, (((x.qvalue.ndim - 1,), (0,)), ((), ())))
     rounding = _FULLY_CONNECTED[kernels]
-    if x.grid.dtype == "int16" and rounding is None:
-        rounding = "upward"
+    is_cut = x.qvalue.shape[-1] % _PER_BYTE.get(weights.grid.dtype, 1) != 0
+    if rounding is None and (is_cut or x.grid.dtype == "int16"):
+        rounding = _FULLY_CONNECTED["builtin"]
     return _requantized(sums, bias, x, weights, grid, clamp, rounding)
 
 
