@@ -1,7 +1,7 @@
 """Resolution of ranges to the grids of a program's values."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 
 from aqtlite import calibration, numerics
 from aqtlite.edge.grid import Grid
+from aqtlite.edge.operators import arithmetic
 from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Range, Ranges
 
@@ -76,9 +77,39 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
         for value in group.members
         if group.fixed is not None
     }
+    zeros = [name for name in wanted if _is_zero(ranges[name])]
     for name, group in wanted.items():
         grids.update(dict.fromkeys(group.members, of_range(ranges[name], group.dtype)))
+    of_zeros = {value for name in zeros for value in wanted[name].members}
+    for name in zeros:
+        found = _of_sums(program, wanted[name].members, of_zeros, grids)
+        if found is not None and found.dtype == wanted[name].dtype:
+            grids.update(dict.fromkeys(wanted[name].members, found))
     return grids
+
+
+def _is_zero(reached: Range) -> bool:
+    """Whether a value is zero, as far as is known."""
+    low, high = reached
+    return high - low < _SMALLEST
+
+
+def _of_sums(
+    program: Program,
+    zeros: Collection[int],
+    every_zero: Collection[int],
+    grids: Mapping[int, Grid],
+) -> Grid | None:
+    """The grid of a sum that zeros are added to; None if they are added to none.
+
+    Steps of zeros may be of any size, and those of what is added to a sum are not to be
+    larger than its range.
+    """
+    for node in program.graph.nodes:
+        is_sum = isinstance(node.operator, arithmetic.Add | arithmetic.Subtract)
+        if is_sum and node.output not in every_zero and set(zeros) & {*node.inputs}:
+            return grids.get(node.output)
+    return None
 
 
 def _check_widths(ranges: Mapping[str, Range]) -> None:

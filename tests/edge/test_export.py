@@ -106,6 +106,25 @@ def test_weights_that_fill_no_whole_bytes(tmp_path, weights, inputs):
     models.assert_simulated(path, lambda w, x: x @ w, w, x, rules)
 
 
+@pytest.mark.filterwarnings("ignore:these ranges have no width")
+@pytest.mark.parametrize("suffix", [".tflite", ".onnx"])
+def test_zeros_are_added_on_the_grid_of_the_sum(tmp_path, suffix):
+    """As the first state of an LSTM, whose own range says nothing of its steps."""
+
+    def model(w, x):
+        return x * w + x * 0.1
+
+    x, w = models.normal((8, 6)), jnp.zeros(6)
+    path = tmp_path / f"model{suffix}"
+    ranges = edge.calibrate(model, w, [x])
+    assert ranges["mul"] == (0, 0)
+    edge.export(model, w, ranges, x, path)
+    if suffix == ".tflite":
+        models.assert_simulated(path, model, w, x)
+    rounded = edge.fake_quantize(model, ranges)(w, x)
+    np.testing.assert_allclose(rounded, x * 0.1, atol=0.005)
+
+
 @pytest.mark.slow
 def test_float_interface(tmp_path):
     model, x = MODELS["conv_net"]

@@ -87,7 +87,10 @@ def _pad(ctx: Context) -> Sequence[int]:
 
 
 def _concatenate(ctx: Context) -> Sequence[int]:
-    return [ctx.add(Concatenate(ctx.params["dimension"]), *ctx.inputs)]
+    """Joins what has elements: runtimes refuse, or misread, arrays of none."""
+    axis = ctx.params["dimension"]
+    parts = [x for x in ctx.inputs if ctx.shape(x)[axis]] or list(ctx.inputs)
+    return parts if len(parts) == 1 else [ctx.add(Concatenate(axis), *parts)]
 
 
 def _stack(ctx: Context) -> Sequence[int]:

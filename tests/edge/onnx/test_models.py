@@ -131,6 +131,18 @@ def test_options_of_sessions_fuse_the_same(option, tmp_path):
     np.testing.assert_array_equal(found, run.found)
 
 
+@pytest.mark.parametrize("mode", ["edge", "reflect"])
+def test_axes_of_no_elements(mode, tmp_path):
+    """`jnp.pad` joins them where an axis gets no padding."""
+
+    def model(w, x):
+        return jnp.pad(x, ((0, 0), (1, 2)), mode=mode) * w
+
+    x = normal(2, 8)
+    run = runs.run(model, jnp.ones(11), (x,), tmp_path / "model.onnx")
+    assert run.quanta.max() <= 1
+
+
 def test_floats_at_the_ends(tmp_path):
     run = linen(Cnn(), normal(4, 8, 8, 1), tmp_path / "cnn.onnx", interface="float")
     assert [one.dtype for one in (*run.report.inputs, *run.report.outputs)] == (
