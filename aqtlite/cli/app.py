@@ -128,17 +128,30 @@ def main(
         parser.error(f"no command {words[0]!r}{hint}")
     args = parser.parse_args(given)
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
     except UserError as e:
-        if getattr(args, "verbose", False):
-            traceback.print_exc()
-        print(f"aqtlite {args.command}: error: {e}", file=sys.stderr)
+        _print_error(args, e)
         return e.exit_code
+    except OSError as e:
+        # Of files, errors have a name, and commands say what to do. This is the text
+        # that a command prints, to a full disk or a closed pipe.
+        if e.filename is not None:
+            raise
+        _print_error(args, f"its output cannot be written: {e.strerror}")
+        return EXIT_USAGE
     except KeyboardInterrupt as e:
         notes = getattr(e, "__notes__", [_AGAIN])
         lines = ". ".join(("interrupted", *notes))
         print(f"aqtlite {args.command}: {lines}", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _print_error(args: argparse.Namespace, error: object) -> None:
+    if getattr(args, "verbose", False):
+        traceback.print_exc()
+    print(f"aqtlite {args.command}: error: {error}", file=sys.stderr)
 
 
 def run(commands: Sequence[Command] = COMMANDS) -> NoReturn:

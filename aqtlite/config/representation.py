@@ -102,7 +102,8 @@ def _walk(first: Any, second: Any, path: tuple[str, ...]) -> Iterator[str]:
         for field in dataclasses.fields(first):
             values = getattr(first, field.name), getattr(second, field.name)
             yield from _walk(*values, (*path, field.name))
-    elif first != second:
+    # NumPy's dtype of float64 equals None.
+    elif (first is None) != (second is None) or first != second:
         where = f"{'.'.join(path)}: " if path else ""
         yield f"{where}{first!r} against {second!r}"
 

@@ -154,6 +154,17 @@ cli.run((dataclasses.replace(cli.COMMANDS[0], run=run),))
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is of Linux")
+def test_output_that_cannot_be_written():
+    """Exit code 1 would say that a check of the command failed."""
+    command = [sys.executable, "-m", "aqtlite", "presets"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    why = "its output cannot be written: No space left on device"
+    assert done.stderr.splitlines()[0] == f"aqtlite presets: error: {why}"
+
+
 def test_interrupted_while_it_compiles():
     """JAX compiles in a thread, which goes on while Python ends."""
     # A program of the cache would not be compiled.

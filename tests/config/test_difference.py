@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 
@@ -28,3 +30,11 @@ def test_names_every_path():
         "fwd.rhs.po2_scale: False against True",
         "drhs.rhs.use_fwd_quant: True against False",
     ]
+
+
+def test_a_dtype_that_numpy_takes_for_none():
+    first = config.DotGeneralRaw(dg_in_dtype="float64", lhs=config.qat(8).fwd.lhs)
+    second = dataclasses.replace(first, dg_in_dtype=None)
+    (line,) = config.differences(first, second)
+    assert line == "dg_in_dtype: dtype('float64') against None"
+    assert config.differences(second, first)
