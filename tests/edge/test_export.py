@@ -106,6 +106,25 @@ def test_weights_that_fill_no_whole_bytes(tmp_path, weights, inputs):
     models.assert_simulated(path, lambda w, x: x @ w, w, x, rules)
 
 
+def test_an_input_that_is_returned_has_its_own_name(tmp_path):
+    x, w = models.normal((3, 6)), models.normal((6, 4), 1)
+    ranges = edge.calibrate(lambda w, x: (x, x @ w), w, [x])
+    path = tmp_path / "model.tflite"
+    report = edge.export(lambda w, x: (x, x @ w), w, ranges, x, path)
+    assert [one.name for one in report.inputs] == ["input"]
+    assert [one.name for one in report.outputs] == ["output", "output_1"]
+
+
+def test_convolutions_of_int2_are_refused_by_name(tmp_path):
+    model, x = nn.Conv(4, (3, 3)), models.normal((1, 6, 6, 3))
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    rules = [edge.Rule(weights="int2")]
+    ranges = edge.calibrate(model, variables, [x], rules)
+    why = r"'Conv' has weights of int2.*Rule\(path='Conv', weights='int4'"
+    with pytest.raises(ValueError, match=why):
+        edge.export(model, variables, ranges, x, tmp_path / "model.tflite", rules)
+
+
 @pytest.mark.filterwarnings("ignore:these ranges have no width")
 @pytest.mark.parametrize("suffix", [".tflite", ".onnx"])
 def test_zeros_are_added_on_the_grid_of_the_sum(tmp_path, suffix):

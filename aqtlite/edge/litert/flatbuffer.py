@@ -1,6 +1,7 @@
 """Reading of the operators and tensors of a LiteRT file."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,17 @@ def read(data: bytes, signature: str | None = None) -> File:
     found = signatures.get(signature or next(iter(signatures), ""))
     graph = model.subgraphs[0 if found is None else found.subgraphIndex]
     tensors = [_tensor(one, model.buffers, types) for one in graph.tensors]
-    if found is not None:
-        for one in (*found.inputs, *found.outputs):
-            # Runtimes use the names of the signature.
-            known = tensors[one.tensorIndex]
-            named = dataclasses.replace(known, name=one.name.decode())
-            tensors[one.tensorIndex] = named
+    # Runtimes use the names of the signature. An input that is returned has two.
+    sides = ((), ()) if found is None else (found.inputs, found.outputs)
+    of_inputs, of_outputs = (
+        {one.tensorIndex: one.name.decode() for one in side} for side in sides
+    )
+
+    def named(index: int, names: Mapping[int, str]) -> Tensor:
+        known = tensors[index]
+        return dataclasses.replace(known, name=names.get(index, known.name))
+
+    tensors = [named(i, {**of_outputs, **of_inputs}) for i in range(len(tensors))]
     operators = []
     for one in graph.operators:
         code = model.operatorCodes[one.opcodeIndex]
@@ -49,8 +55,8 @@ def read(data: bytes, signature: str | None = None) -> File:
         )
     return File(
         tuple(operators),
-        tuple(tensors[i] for i in graph.inputs),
-        tuple(tensors[i] for i in graph.outputs),
+        tuple(named(i, of_inputs) for i in graph.inputs),
+        tuple(named(i, of_outputs) for i in graph.outputs),
         len(data),
     )
 

@@ -8,6 +8,7 @@ from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.litert import annotations, check, converter, flatbuffer
 from aqtlite.edge.operators.base import Equation
+from aqtlite.edge.operators.contractions import Conv2D
 from aqtlite.edge.report import Report
 
 Given = tuple[Deployed, Callable[[int], Grid | None]]
@@ -33,6 +34,7 @@ def write(programs: Mapping[str, Given]) -> tuple[bytes, dict[str, Report]]:
         data = converter.convert(functions)
     except ValueError as error:
         for deployed, _ in programs.values():
+            _check_widths(deployed, error)
             _check_needs_no_library(deployed, error)
         raise
     reports = {
@@ -41,6 +43,18 @@ def write(programs: Mapping[str, Given]) -> tuple[bytes, dict[str, Report]]:
     }
     converter.check_runs(data)
     return data, reports
+
+
+def _check_widths(deployed: Deployed, refusal: ValueError) -> None:
+    """Raises ValueError for convolutions of int2, which the converter does not name."""
+    for node in deployed.program.graph.nodes:
+        weight = deployed.operands.get(node.output, {}).get(1)
+        is_conv = isinstance(node.operator, Conv2D)
+        if is_conv and weight is not None and weight.grid.dtype == "int2":
+            raise ValueError(
+                f"{node.path!r} has weights of int2, which LiteRT has in dense layers "
+                f"alone: give it edge.Rule(path={node.path!r}, weights='int4')"
+            ) from refusal
 
 
 def _check_needs_no_library(deployed: Deployed, refusal: ValueError) -> None:
