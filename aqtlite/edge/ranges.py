@@ -142,6 +142,8 @@ def _checked(name: Any, value: Any) -> Range:
         raise TypeError(f"names of values are strings, got {name!r}")
     try:
         low, high = value
+        if any(isinstance(end, str | bytes | bool) for end in (low, high)):
+            raise TypeError("an end is a text or a bool")
         found = Range(float(low), float(high))
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(

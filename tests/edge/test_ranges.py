@@ -21,6 +21,8 @@ def test_files(tmp_path):
         ('{"version": 2, "ranges": {}}', "version"),
         ('{"version": 1, "ranges": {"a": [0, 1]}}', r"ranges\['a'\]"),
         ('{"version": 1, "ranges": {"a": {"low": "x", "high": 1}}}', "two numbers"),
+        ('{"version": 1, "ranges": {"a": {"low": "0", "high": 1}}}', "two numbers"),
+        ('{"version": 1, "ranges": {"a": {"low": 0, "high": true}}}', "two numbers"),
         ('{"version": 1, "ranges": {"a": {"low": 2, "high": 1}}}', "above its end"),
         ('{"version": 1, "ranges": {"a": {"low": 2, "high": NaN}}}', "not finite"),
     ],
