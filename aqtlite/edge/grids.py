@@ -89,9 +89,8 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
 
 
 def _is_zero(reached: Range) -> bool:
-    """Whether a value is zero, as far as is known."""
-    low, high = reached
-    return high - low < _SMALLEST
+    """Whether a value is zero, as far as is known: ranges are made to include it."""
+    return reached.high - reached.low < _SMALLEST
 
 
 def _of_sums(
@@ -119,14 +118,15 @@ def _check_widths(ranges: Mapping[str, Range]) -> None:
         ValueError: if a range is wider than runtimes support.
     """
     degenerate = []
-    for name, (low, high) in ranges.items():
+    for name, reached in ranges.items():
+        low, high = reached
         if max(-low, high) > _LARGEST:
             raise ValueError(
                 f"the range of {name!r} is [{low:.4g}, {high:.4g}]: runtimes compute "
                 f"with scales of ranges up to {_LARGEST:.0e}. Calibrate without such "
                 "values, or give another range by Ranges.replace"
             )
-        if high - low < _SMALLEST:
+        if _is_zero(reached):
             degenerate.append(f"{name!r}: [{low:.4g}, {high:.4g}]")
     if degenerate:
         warnings.warn(
