@@ -108,7 +108,7 @@ def quantize_and_contract(
     for side, factor in zip(SIDES, (lhs_nan, rhs_nan), strict=True):
         if factor is not None:
             factor = operation.scale_to_output(side, factor)
-            factor = sharded_like(factor, how.fwd.out_sharding)
+            factor = sharded_like(factor, explicit_sharding(out))
             out = out * factor.astype(out.dtype)
     return out
 

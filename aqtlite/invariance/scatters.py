@@ -1,7 +1,6 @@
 """Sums of elements that are scattered to one place, in their order."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ class ScatterAdd(TargetDependent):
     mode: lax.GatherScatterMode
 
     def reference(self, x, indices, updates):
-        return lax.scatter_add(x, indices, updates, **self._options())
+        return lax.scatter_add(x, indices, updates, **dataclasses.asdict(self))
 
     def lowered(self, target, x, indices, updates):
         if target.partitions > 1 and indices.size:
@@ -33,11 +32,6 @@ class ScatterAdd(TargetDependent):
             indices = _gathered(indices, of_indices, zero)
             updates = _gathered(updates, of_updates, zero)
         return self.reference(x, indices, updates)
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-        }
 
     def _added_axes(self, ndim: int, updates_ndim: int) -> tuple[list[int], list[int]]:
         """Axes of the indices, and of the updates, along which updates may meet."""

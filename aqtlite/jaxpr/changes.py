@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,12 +102,22 @@ class _Changes(analysis.Analysis[_Fact]):
         return self.reads.body(eqn)
 
     def equation(self, eqn: Any, inputs: list[_Fact]) -> list[_Fact]:
-        needed = frozenset[int]().union(*(one.inputs for one in inputs))
-        read = self.reads.equation(eqn, [one.inputs for one in inputs])
         pairs = [one.pair for one in inputs if one.pair is not None]
-        if len(pairs) < len(inputs) or needed.difference(*read):
-            found = self.reads.equation(eqn, [one.changes for one in inputs])
-            return [_Fact(one) for one in found]
+        needed = frozenset[int]().union(*(one.inputs for one in inputs))
+        if len(pairs) == len(inputs) and self._reads_all(eqn, inputs, needed):
+            return self._evaluated(eqn, pairs, needed)
+        found = self.reads.equation(eqn, [one.changes for one in inputs])
+        return [_Fact(one) for one in found]
+
+    def _reads_all(self, eqn: Any, inputs: list[_Fact], needed: Dependencies) -> bool:
+        """Whether no operand is to be ignored that depends on changed inputs."""
+        read = self.reads.equation(eqn, [one.inputs for one in inputs])
+        return not needed.difference(*read)
+
+    def _evaluated(
+        self, eqn: Any, pairs: Sequence[Callable[[], Pair]], needed: Dependencies
+    ) -> list[_Fact]:
+        """The facts about the outputs of an equation, which are computed if asked."""
 
         @functools.cache
         def outputs(after: int) -> list[Any]:

@@ -142,7 +142,7 @@ def take(cache: KVCache, rows: Any) -> KVCache:
     rows = jnp.asarray(rows)
     if rows.ndim == 1 and not rows.size:
         rows = rows.astype(jnp.int32)
-    _check_integer("rows", rows, 1)
+    _check_indices("rows", rows, 1)
     _check_rows(cache, rows, cache.key.shape[0])
     return _mapped(lambda x: jnp.take(x, rows, axis=0, mode="clip"), cache)
 
@@ -166,7 +166,7 @@ def insert(cache: KVCache, row: Any, other: KVCache) -> KVCache:
         IndexError: if there are fewer rows, and `row` is known.
     """
     row = jnp.asarray(row)
-    _check_integer("row", row, 0)
+    _check_indices("row", row, 0)
     _check_rows(cache, row + np.arange(other.key.shape[0]), cache.key.shape[0])
     if other.length < cache.length:
         other = grow(other, cache.length)
@@ -254,7 +254,7 @@ def _mapped(change: Callable[..., jax.Array], *caches: KVCache) -> KVCache:
     return jax.tree.map(change, *given)
 
 
-def _check_integer(name: str, x: jax.Array, ndim: int) -> None:
+def _check_indices(name: str, x: jax.Array, ndim: int) -> None:
     """Raises TypeError or ValueError unless an array is of integers, of a rank."""
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{name} must be of integers, got {x.dtype}")

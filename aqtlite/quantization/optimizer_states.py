@@ -142,7 +142,8 @@ def _check_has_moments(cfg: config.OptimizerStates, state: Any) -> None:
 
     Also for SM3, whose momentum has the name of second moments.
     """
-    if cfg.second_moments is None and any(map(_is_of_sm3, _nodes(state))):
+    nodes = jax.tree.leaves(state, is_leaf=_is_of_sm3)
+    if cfg.second_moments is None and any(map(_is_of_sm3, nodes)):
         raise ValueError(
             "the state of optax.sm3 calls its momentum nu, as others call second "
             "moments: give cfg=config.OptimizerStates(first_moments='.*nu/.*', "
@@ -158,10 +159,6 @@ def _check_has_moments(cfg: config.OptimizerStates, state: Any) -> None:
             f"regular expressions of paths, which are {', '.join(names[:8])}"
             + ("" if len(names) <= 8 else ", ...")
         )
-
-
-def _nodes(state: Any) -> list[Any]:
-    return jax.tree.leaves(state, is_leaf=_is_of_sm3)
 
 
 def _is_of_sm3(x: Any) -> bool:

@@ -147,9 +147,14 @@ def is_listed(module: str, patterns: Sequence[str]) -> bool:
 def check_not_listed(module: str, patterns: Sequence[str], key: str) -> None:
     """Refuses a quantized module that the config keeps in float."""
     if is_listed(module, patterns):
-        raise CheckpointError(
-            f"{module} is quantized, and {key} of the config says that it is not"
-        )
+        raise kept_in_float(module, key)
+
+
+def kept_in_float(module: str, key: str) -> CheckpointError:
+    """The error for a quantized module that a key of the config keeps in float."""
+    return CheckpointError(
+        f"{module} is quantized, and {key} of the config says that it is not"
+    )
 
 
 def blocks(size: int, block: int) -> int:

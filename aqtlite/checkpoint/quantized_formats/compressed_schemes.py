@@ -18,7 +18,6 @@ _FORMATS = (
 )
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
-
 _WITH_G_IDX = "group", "dynamic", True
 """Values of ``actorder``; with "weight" and "static", inputs keep their order."""
 

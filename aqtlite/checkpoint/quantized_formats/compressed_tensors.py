@@ -43,9 +43,7 @@ def plan(tensors: base.Tensors, settings: Settings) -> Mapping[str, base.Weight]
     plans = {}
     for module in _modules(tensors):
         if is_ignored(module, ignored):
-            raise CheckpointError(
-                f"{module} is quantized, and ignore of the config says that it is not"
-            )
+            raise base.kept_in_float(module, "ignore")
         scheme = scheme_of(module, schemes, settings)
         plans[f"{module}.weight"] = _PLANS[scheme.format](tensors, module, scheme)
     for name, info in tensors.infos.items():

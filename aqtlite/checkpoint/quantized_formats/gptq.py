@@ -71,9 +71,7 @@ def _plan_module(tensors: base.Tensors, module: str, layout: _Layout) -> base.We
         raise CheckpointError(f"{module} has no g_idx, which desc_act asks for")
     base.check_not_listed(module, layout.in_float, "modules_in_block_to_not_quantize")
     if any(base.matches(pattern, module) for pattern in layout.left_out):
-        raise CheckpointError(
-            f"{module} is quantized, and dynamic of the config says that it is not"
-        )
+        raise base.kept_in_float(module, "dynamic")
     zero_points = "" if layout.is_symmetric else ", zero points"
     order = "" if layout.in_order else ", groups in the order of g_idx"
     return base.weight(

@@ -61,7 +61,7 @@ def _loop(call: Call, count: Value, condition: Value, *state: Value) -> Any:
         condition, *results = call.run(body, step, condition, *state)
         state = tuple(results[:number])
         stacks.append(results[number:])
-    if stacks:
+    if stacks or len(body.outputs) == 1 + number:
         return (*state, *map(jnp.stack, zip(*stacks, strict=True)))
     shapes = jax.eval_shape(
         lambda state: call.run(body, np.int64(0), np.asarray(True), *state)[1:], state
