@@ -1,6 +1,7 @@
 """Checks of the fields of a `Tensor`, each alone and then in combination."""
 
 import math
+import numbers
 import re
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,7 @@ def _checked_axes(axes: object, name: str, remedy: str) -> tuple[int, ...]:
     if not isinstance(axes, tuple | list):
         raise TypeError(f"{name}={axes!r} is not a tuple; {remedy}")
     for axis in axes:
-        if isinstance(axis, bool) or not isinstance(axis, int):
+        if isinstance(axis, bool) or not isinstance(axis, numbers.Integral):
             raise TypeError(
                 f"{name}={axes!r} holds {axis!r}, which is not an int; {remedy}"
             )
@@ -225,7 +226,7 @@ def _checked_axes(axes: object, name: str, remedy: str) -> tuple[int, ...]:
         raise ValueError(f"{name} is empty; {remedy}")
     if len(set(axes)) < len(axes):
         raise ValueError(f"{name}={axes!r} repeats an axis; name each once")
-    return tuple(axes)
+    return tuple(int(axis) for axis in axes)
 
 
 def _grid_of_name(name: object) -> str:

@@ -40,6 +40,7 @@ def append(
     """
     order = _order_of(cache.key), _order_of(cache.value)
     cache = checks.checked(cache, cfg)
+    checks.check_pair(key, value)
     new_key, new_value = (
         _quantized_as(name, x, past, quantize, cfg)
         for name, x, past, quantize in (
@@ -47,7 +48,6 @@ def append(
             ("value", value, cache.value, quantizing.quantize_values),
         )
     )
-    checks.check_pair(key, value)
     positions = key.shape[-3]
     checks.check_room(cache, positions)
     place = _place(cache, positions)
@@ -141,13 +141,7 @@ def _quantized_as(
     quantize: Callable[[jax.Array, config.DotGeneral], QTensor],
     cfg: config.DotGeneral,
 ) -> QTensor:
-    """Quantizes new keys or values.
-
-    Raises:
-        TypeError: if they are not floating.
-        ValueError: if they do not fit the cache.
-    """
-    checks.check_floating(name, x)
+    """Quantizes new keys or values; raises ValueError unless they fit the cache."""
     new = quantize(x, cfg) if x.ndim == past.ndim else None
     if new is None or (*new.shape[:-3], *new.shape[-2:]) != (
         *past.shape[:-3],

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from aqtlite import config
 from aqtlite.contraction import refused_gradient
 from aqtlite.kv_cache import configs, packed, quantizing
 from aqtlite.kv_cache.packed import Packed
+from aqtlite.numerics import fields
 from aqtlite.qtensor.qtensor import QTensor
 
 _LOST = (
@@ -112,12 +112,10 @@ def empty(
             f"a KV cache has the shape (*batch, length, heads, depth), got {shape}"
         )
     if window is not None:
-        check_integer("window", window)
-    if window is not None and not 1 <= window <= shape[-3]:
-        raise ValueError(
-            f"window={window} of a KV cache is to be from 1 to its length, "
-            f"{shape[-3]}: the ring holds all positions that are attended to"
+        held = fields.integer(
+            1, shape[-3], ", and its length is the most that the ring holds"
         )
+        window = held(window, "window of a KV cache")
     batch = len(shape) - 3
     length, heads, depth = range(batch, batch + 3)
     key = quantizing.quantize_keys(jnp.zeros(shape, dtype), cfg).stop_gradient()
@@ -133,12 +131,6 @@ def empty(
         index,
         window=window,
     )
-
-
-def check_integer(name: str, value: Any) -> None:
-    """Raises TypeError unless a value is an int, of Python or NumPy."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} of a KV cache must be an int, got {value!r}")
 
 
 def slot_axis(x: Stored) -> int:

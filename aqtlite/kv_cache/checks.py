@@ -9,6 +9,7 @@ import numpy as np
 from aqtlite import config
 from aqtlite.kv_cache.cache import KVCache, Stored
 from aqtlite.kv_cache.packed import Packed
+from aqtlite.quantization.checks import check_floating
 
 _WIDENED = {np.dtype("int4"): np.dtype("int8"), np.dtype("uint4"): np.dtype("uint8")}
 """Storage dtypes before and after `aqtlite.flax.widen_int4`."""
@@ -66,18 +67,12 @@ def check_index(cache: KVCache) -> None:
 def check_pair(key: jax.Array, value: jax.Array) -> None:
     """Raises TypeError or ValueError unless keys and values are floats that fit."""
     for name, x in (("key", key), ("value", value)):
-        check_floating(name, x)
+        check_floating(x, name)
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
             f"key of shape {key.shape} and value of shape {value.shape} differ in "
             "another axis than the last"
         )
-
-
-def check_floating(name: str, x: jax.Array) -> None:
-    """Raises TypeError unless an array is floating."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name} must be floating, got {x.dtype} of shape {x.shape}")
 
 
 def check_written(cache: KVCache, count: int) -> None:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.kv_cache import slots
-from aqtlite.kv_cache.cache import KVCache, Stored, check_integer, slot_axis
+from aqtlite.kv_cache.cache import KVCache, Stored, slot_axis
 from aqtlite.kv_cache.checks import check_index
+from aqtlite.numerics import fields
 
 
 def positions(cache: KVCache) -> jax.Array:
@@ -204,12 +205,9 @@ def grow(cache: KVCache, length: int) -> KVCache:
         TypeError: if `length` is no int.
         ValueError: if the cache is longer than `length`.
     """
-    check_integer("length", length)
+    at_least = fields.integer(cache.length, hint=": a KV cache does not shrink")
+    length = at_least(length, "length of a KV cache")
     more = length - cache.length
-    if more < 0:
-        raise ValueError(
-            f"a KV cache of length {cache.length} does not shrink to {length}"
-        )
     if cache.window is None:
         return _resized(cache, lambda x, axis: _padded(x, axis, more))
     # Position p is in slot p mod length.

@@ -1,7 +1,8 @@
 """Checks of the fields of grids, calibrations and configs.
 
-A check takes a value and the name of its place, and returns the normalized value. It
-raises TypeError for a value of the wrong type, and ValueError for one out of range.
+A check takes a value and the name of its place, and returns the normalized value; a
+scalar of NumPy becomes one of Python. It raises TypeError for a value of the wrong
+type, and ValueError for one out of range.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ def check(record: Any, **checks: Check) -> None:
 
 def flag(value: Any, where: str) -> bool:
     """Checks for a bool."""
+    value = _of_python(value)
     if not isinstance(value, bool):
         raise TypeError(f"{where} must be a bool, got {value!r}")
     return value
@@ -49,6 +51,7 @@ def integer(smallest: int, largest: int | None = None, hint: str = "") -> Check:
     """A check for an int within limits, not a bool; the message ends with the hint."""
 
     def checked(value: Any, where: str) -> int:
+        value = _of_python(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{where} must be an int, got {value!r}")
         if value < smallest or (largest is not None and value > largest):
@@ -72,6 +75,7 @@ def number(value: Any, where: str) -> float:
 
     Subnormals are rejected because devices treat them as 0.
     """
+    value = _of_python(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{where} must be a number, got {value!r}")
     if not abs(value) <= _LARGEST:
@@ -116,3 +120,7 @@ def percentage(value: Any, where: str) -> float:
     if checked > 100:
         raise ValueError(f"{where} must be at most 100, got {value}")
     return checked
+
+
+def _of_python(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import config, numerics
+from aqtlite import calibration, config, numerics
 from aqtlite.config import Tensor
 
 pytestmark = pytest.mark.code("quick")
@@ -25,6 +25,21 @@ def test_list_of_axes_becomes_a_tuple():
     listed = Tensor(numerics=INT8, calib_shared_axes=[0, -1])
     assert listed == Tensor(numerics=INT8, calib_shared_axes=(0, -1))
     assert hash(listed) == hash(Tensor(numerics=INT8, calib_shared_axes=(0, -1)))
+
+
+def test_scalars_of_numpy_become_those_of_python():
+    of_numpy = Tensor(
+        numerics=numerics.IntSymmetric(bits=np.int64(8), preserve_zero=np.bool_(True)),
+        calibration=calibration.AbsMax(clipping_scale=np.float32(0.5)),
+        calib_shared_axes=(np.int32(-1),),
+    )
+    of_python = Tensor(
+        numerics=INT8,
+        calibration=calibration.AbsMax(clipping_scale=0.5),
+        calib_shared_axes=(-1,),
+    )
+    assert repr(of_numpy) == repr(of_python)
+    assert config.from_json(config.to_json(of_numpy)) == of_python
 
 
 def test_properties():

@@ -89,8 +89,8 @@ def test_masks_of_other_shapes(call, shape):
         (lambda: uncached(value=normal((2, 3, 4, 8))), ValueError, "differ in another"),
         (lambda: uncached(value=normal((6, 3, 2, 8))), ValueError, "differ in another"),
         (lambda: uncached(value=normal((2, 2, 2, 8))), ValueError, "differ in another"),
-        (lambda: uncached(key=KEY.astype(int)), TypeError, "key must be floating"),
-        (lambda: uncached(value=VALUE.astype(int)), TypeError, "value must be floati"),
+        (lambda: uncached(key=KEY.astype(int)), TypeError, "key must be float32"),
+        (lambda: uncached(value=VALUE.astype(int)), TypeError, "value must be float32"),
         (
             lambda: kv_cache.empty((2, 3, 2, 8), "int8", INT8),
             TypeError,
