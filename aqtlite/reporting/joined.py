@@ -119,14 +119,15 @@ def _distance(
     """How unlike a contraction a product is: 0 for equal numbers of products.
 
     Operands in several digits, or all experts in place of one, multiply products and
-    results alike; pieces divide the former. A contraction that has products already is
-    a worse choice than another one like it.
+    results alike. Pieces, and masked experts, change the products alone. A contraction
+    that has products already is a worse choice than another one like it.
     """
     taken = 0.05 * len(found)
     if not one.macs or not product.macs:
         return 100 + taken
     products, results = _ratios(one, product)
-    return abs(products - results) + 0.5 * abs(products) + taken
+    shape = min(abs(products - results), abs(results))
+    return shape + 0.5 * abs(products) + taken
 
 
 def finder(traced: Sequence[TracedContraction]) -> Callable[[str], list[int]]:

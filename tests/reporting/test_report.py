@@ -245,6 +245,21 @@ def test_experts_run_densely():
     assert "4 times the products" in repr(plain)
 
 
+@pytest.mark.parametrize("cfg", [None, nearest()])
+def test_gradients_of_experts(cfg):
+    counts = jnp.array([10, 2, 0, 20])
+    ragged_dot = lax.ragged_dot if cfg is None else aqtlite.make_ragged_dot(cfg)
+
+    def loss(x, experts):
+        return jnp.sum(ragged_dot(x, experts, counts) ** 2)
+
+    shapes = [(32, 64), (4, 64, 24)]
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    found = report(jax.grad(loss, (0, 1)), *args)
+    assert [one.op for one in found.contractions] == ["ragged_dot"] * 3
+    assert found.share("float32" if cfg is None else "int8") == 1
+
+
 def of_qwix(x, w):
     cfg = dot_general_qt.DotGeneralQtConfig(
         **dict.fromkeys(("lhs_qtype", "rhs_qtype"), "int8"),
