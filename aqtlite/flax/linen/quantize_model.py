@@ -118,10 +118,11 @@ class QuantizedModel(ModelByRules):
         Args:
             variables: variables of training, or the result of `aqtlite.flax.convert`.
             *args: as in `flax.linen.Module.apply`.
-            **kwargs: as in `flax.linen.Module.apply`. Statistics are updated if
-                "aqt_stats" is `mutable`. States missing from a mutable collection are
-                initialized first; learned scales, if "params" is mutable, from this
-                call's operands.
+            **kwargs: as in `flax.linen.Module.apply`. A key "aqt" in `rngs` seeds
+                stochastic rounding, which is seeded from operands otherwise. Statistics
+                are updated if "aqt_stats" is `mutable`. States missing from a mutable
+                collection are initialized first; learned scales, if "params" is
+                mutable, from this call's operands.
         """
         return self._started(variables, args, kwargs).run()
 

@@ -16,8 +16,8 @@ from aqtlite.flax.linen.tools import adapter_axes, cache
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program import calibration_state as states_lib
+from aqtlite.program import noise_seeds, plan_checks, served
 from aqtlite.program import plan as planning
-from aqtlite.program import plan_checks, served
 from aqtlite.program.adapters import adapter_init, merging
 from aqtlite.program.adapters.merging import MergeReport
 from aqtlite.program.modules import flax_models
@@ -72,6 +72,9 @@ class TracedCall:
     is_mutable: bool
     """Whether the call returns a pair of its result and the changed variables."""
 
+    key: jax.Array | None
+    """Key of stochastic rounding, of the rng stream "aqt"; None without one."""
+
     @classmethod
     def of(
         cls, quantized: ModelByRules, variables: Mapping[str, Any], call: Call
@@ -94,14 +97,15 @@ class TracedCall:
         is_mutable = mutable is not False
         program = program_of(quantized, traced, shapes)
         rngs = kwargs.get("rngs")
-        if isinstance(rngs, Mapping):
-            program = dataclasses.replace(program, dropout=rngs.get("dropout"))
+        keys = rngs if isinstance(rngs, Mapping) else {}
+        program = dataclasses.replace(program, dropout=keys.get("dropout"))
         return cls(
             program,
             tuple(given[i] for i in traced.leaves),
             variables,
             is_mutable and flax_core.scope.in_filter(mutable, STATISTICS),
             is_mutable,
+            keys.get(COLLECTION),
         )
 
     def init_states(self) -> dict[str, Any]:
@@ -166,7 +170,8 @@ class TracedCall:
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
         else:
             how = states_lib.updating if self.updates else self._contracting
-            outputs, aux = self.program.evaluate(self.values, how)
+            seeded = noise_seeds.seeded(how, self.key)
+            outputs, aux = self.program.evaluate(self.values, seeded)
         return self._result(outputs, aux)
 
     def _contracting(self, one: Planned, states: States) -> Replacement:

@@ -16,8 +16,8 @@ without a state:
 >>> import jax.numpy as jnp
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
->>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
-States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=(), moment=(), adapter=())
+>>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)  # doctest: +ELLIPSIS
+States(lhs=(), rhs=(), dlhs=(), drhs=(), ..., adapter=(), seed=())
 
 Statistics are records (`calibration.Statistics`) with a number of batches: with
 statistics of no batch a contraction raises, or returns NaN under `jax.jit`. Statistics
@@ -77,6 +77,10 @@ class States(NamedTuple):
 
     adapter: Any = ()
     """Parameters of an adapter beside rhs, by name; contractions do not read them."""
+
+    seed: Any = ()
+    """Seed of the noise of a call by rules, uint32 of shape ``(2,)``; contractions do
+    not read it."""
 
 
 def reads_state(cfg: config.DotGeneral, side: Side) -> bool:
