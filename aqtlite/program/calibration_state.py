@@ -219,6 +219,21 @@ def gathering(one: Planned, states: States) -> Replacement:
     return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 
+def check_gathers(states: Any, has_frozen: bool) -> None:
+    """Raises ValueError if statistics were to be gathered by a program that serves.
+
+    Args:
+        states: tree of statistics; None without any.
+        has_frozen: whether weights of the program are frozen.
+    """
+    statistics.check_takes_batches(states)
+    if has_frozen:
+        raise ValueError(
+            "statistics were to be gathered, and weights are frozen: gather them with "
+            "the variables of training, and convert again"
+        )
+
+
 def states_after(
     one: PlannedContraction, values: Sequence[Any], states: States
 ) -> States:

@@ -8,9 +8,18 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
+import aqtlite.flax.nnx
 from aqtlite import calibration, checkpoint, config, numerics
-from aqtlite.flax import AqtDotGeneral, Call, calibrate, convert
+from aqtlite.flax import (
+    AqtDotGeneral,
+    Call,
+    calibrate,
+    calibrate_in_float,
+    convert,
+    quantize_model,
+)
 from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.testing import assert_served_equals_trained
 from tests.checkpoint.support import assert_same, save
@@ -174,20 +183,40 @@ def test_several_calls():
 
 
 @pytest.mark.code("quick")
-def test_no_more_batches():
+@pytest.mark.parametrize("model", [dense(), quantize_model(nn.Dense(8), INT8)])
+def test_no_more_batches(model):
+    serving = convert(model, calibrated(model), X)
+    for more in (calibrate, calibrate_in_float):
+        with pytest.raises(ValueError, match="no batch can be added"):
+            more(model, serving, BATCHES)
+    with pytest.raises(ValueError, match="no batch can be added"):
+        model.apply(serving, X, mutable=["aqt_stats"])
+
+
+def test_a_call_that_gathers_in_serving_keeps_what_it_gathers_from():
     model = dense()
-    variables = calibrated(model)
-    serving = convert(model, variables, X)
-    for gather in (
-        lambda: calibrate(model, serving, BATCHES),
-        lambda: model.apply(serving, X, mutable=["aqt_stats"]),
-    ):
-        with pytest.raises(ValueError, match=r"fwd\.lhs.* gather statistics with the"):
-            gather()
-    # A call that gathers in serving keeps what it gathers from.
-    gathering = convert(model, variables, X, mutable=["aqt_stats"])
+    gathering = convert(model, calibrated(model), X, mutable=["aqt_stats"])
     _, changed = model.apply(gathering, X, mutable=["aqt_stats"])
     assert changed["aqt_stats"]["dot_general_ab_bc"]["lhs"].batches == 3
+
+
+def test_no_more_batches_in_nnx():
+    linear = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    model = aqtlite.flax.nnx.quantize_model(linear, INT8)
+    aqtlite.flax.nnx.calibrate(model, BATCHES)
+    serving = aqtlite.flax.nnx.convert(model, X)
+    for more in (aqtlite.flax.nnx.calibrate, aqtlite.flax.nnx.calibrate_in_float):
+        with pytest.raises(ValueError, match="no batch can be added"):
+            more(serving, BATCHES)
+
+
+def test_nothing_is_gathered_beside_frozen_weights():
+    of_weights = quantize_model(nn.Dense(8), config.weight_only(8))
+    frozen = convert(of_weights, init(nn.Dense(8), X), X)
+    model = quantize_model(nn.Dense(8), INT8)
+    for gather in (calibrate, calibrate_in_float):
+        with pytest.raises(ValueError, match="to be gathered, and weights are frozen"):
+            gather(model, frozen, BATCHES)
 
 
 @pytest.mark.code("quick")

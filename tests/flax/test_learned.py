@@ -349,3 +349,19 @@ def test_parameters_that_were_cast():
         np.testing.assert_allclose(
             leaf.astype("float32"), exact, atol=0.1 * np.abs(exact).max() + 1e-3
         )
+
+
+@pytest.mark.parametrize("in_axes", [0, None])
+def test_members_of_vmap_do_not_share_learned_scales(in_axes):
+    class Heads(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            lifted = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+            heads = nn.vmap(nn.Dense, in_axes=in_axes, axis_size=3, **lifted)
+            return heads(8, name="heads")(x)
+
+    x = X if in_axes is None else jnp.stack([X] * 3)
+    with pytest.raises(ValueError, match=r"'Heads/heads' would share .* fwd\.lhs, by"):
+        quantize_model(Heads(), LSQ4).init(jax.random.key(0), x)
+    of_weights = quantize_model(Heads(), config.lsq_weight_only(4))
+    assert of_weights.init_with_output(jax.random.key(0), x)[0].shape == (3, 16, 8)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import core as flax_core
 from flax import linen as nn
 
@@ -121,7 +122,10 @@ class TracedCall:
         ):
             if ADAPTER in entry:
                 entry = {**entry, ADAPTER: boxed(one, entry[ADAPTER])}
-            put(states, collection, self.program.place_of(one), entry)
+            place = self.program.place_of(one)
+            if collection == PARAMETERS:
+                _check_mapped(one, entry, _node(self.variables, collection, place[:-1]))
+            put(states, collection, place, entry)
         return states
 
     def init_adapters(self) -> dict[str, Any]:
@@ -161,10 +165,23 @@ class TracedCall:
             - set(_entry(self.variables, collection, self.program.place_of(one)))
         )
 
+    def check_gathers(self) -> None:
+        """Raises ValueError if the call is to gather statistics, and serves."""
+        gathers = any(STATISTICS in x.collections for x in self.program.plan.replaced())
+        if self.updates and gathers:
+            given = self.variables.get(STATISTICS)
+            states_lib.check_gathers(given, has_frozen=self.serves)
+
+    @property
+    def serves(self) -> bool:
+        """Whether weights are frozen."""
+        return COLLECTION in self.variables or any(map(_is_kernel, self.values))
+
     def run(self) -> Any:
         """Evaluates the call."""
-        if COLLECTION in self.variables or any(map(_is_kernel, self.values)):
+        if self.serves:
             plan_checks.check_quantizes(self.program.plan)
+            self.check_gathers()
             aux: Aux = {}
             frozen = self._frozen()
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
@@ -191,6 +208,7 @@ class TracedCall:
 
     def gather(self) -> Any:
         """Evaluates the call in float, and updates statistics."""
+        self.check_gathers()
         return self._result(*self.program.evaluate(self.values, states_lib.gathering))
 
     def _result(self, outputs: Sequence[Any], aux: Aux) -> Any:
@@ -316,16 +334,46 @@ def _states_of(
     return States(**found)
 
 
+def _check_mapped(one: Planned, entry: Mapping[str, Any], params: Any) -> None:
+    """Checks that learned scales have the axis of members that `nn.vmap` maps.
+
+    Args:
+        one: the contraction.
+        entry: its parameters, by field of `States`.
+        params: the parameters of its module.
+
+    Raises:
+        ValueError: if members share a learned scale, which Flax cannot map.
+    """
+    if "vmap" not in one.site.scope.transformations:
+        return
+    members = {jnp.shape(x)[:1] for x in jax.tree.leaves(params)}
+    learned = {field: x for field, x in entry.items() if field != ADAPTER}
+    for field, state in learned.items():
+        if any(jnp.shape(x)[:1] not in members for x in jax.tree.leaves(state)):
+            raise ValueError(
+                f"the members of nn.vmap around {one.path!r} would share the learned "
+                f"scale of fwd.{field}, by rules: inject its config, "
+                "dot_general=AqtDotGeneral(cfg), or learn scales of weights alone"
+            )
+
+
 def _entry(
     variables: Mapping[str, Any], collection: str, path: Path
 ) -> Mapping[str, Any]:
     """Returns the states of a contraction in a collection; empty if there are none."""
     *module, name = path
-    node: Any = variables.get(collection, {})
-    for step in (*module, statistics.name_in(collection, name)):
-        node = node.get(step, {}) if isinstance(node, Mapping) else {}
-    found: Mapping[str, Any] = node
+    named = (*module, statistics.name_in(collection, name))
+    found: Mapping[str, Any] = _node(variables, collection, named)
     return found
+
+
+def _node(variables: Mapping[str, Any], collection: str, path: Path) -> Any:
+    """Returns what a collection has at a path; an empty mapping for nothing."""
+    node: Any = variables.get(collection, {})
+    for step in path:
+        node = node.get(step, {}) if isinstance(node, Mapping) else {}
+    return node
 
 
 def merged(first: Any, second: Any) -> Any:

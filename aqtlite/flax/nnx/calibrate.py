@@ -14,6 +14,7 @@ from aqtlite.flax.nnx.calls import call_method, gather, set_statistics
 from aqtlite.flax.nnx.model import QuantizedModel, state_of
 from aqtlite.flax.nnx.quantize import check_quantized, init_state
 from aqtlite.jaxpr import tracing
+from aqtlite.program.calibration_state import check_gathers
 from aqtlite.program.masking import gathering as masking
 from aqtlite.quantization.states import shared_moments
 from aqtlite.quantization.states.state_collections import PARAMETERS, STATISTICS
@@ -123,6 +124,8 @@ def _calibrate(
     kwargs: dict[str, Any],
 ) -> None:
     """Gathers statistics with one call of `run` per batch."""
+    given = state_of(quantized).get(STATISTICS)
+    check_gathers(given, has_frozen=bool(quantized.aqt.frozen))
 
     def update(gathered: Any, graphdef: Any, state: Any, arrays: Any) -> Any:
         # Changes other than statistics are dropped with the copy.

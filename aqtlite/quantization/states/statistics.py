@@ -219,7 +219,7 @@ def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any
     if not tensor.gathers_statistics:
         return state
     if isinstance(state, FixedScale) or isinstance(other, FixedScale):
-        raise ValueError(_fixed(tensor, path))
+        raise ValueError(_fixed_scale(tensor, path))
     return counting.merged(tensor.calibration, state, other, tensor.grid)
 
 
@@ -233,12 +233,23 @@ def _is_record(x: Any) -> bool:
     return isinstance(x, Statistics | smoothing.SmoothingStatistics | SecondMoment)
 
 
-def _fixed(tensor: config.Tensor, path: str) -> str:
+def check_takes_batches(tree: Any) -> None:
+    """Raises ValueError if statistics in a tree were replaced by their scales."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, FixedScale))
+    if any(isinstance(leaf, FixedScale) for leaf in leaves):
+        raise ValueError(_fixed("of activations"))
+
+
+def _fixed(which: str) -> str:
     return (
-        f"the statistics of {path}.calibration={tensor.calibration!r} were replaced by "
-        "the scale that they gave, for serving, and no batch can be added to them: "
-        "gather statistics with the variables of training, and convert again"
+        f"the statistics {which} were replaced by the scale that they gave, for "
+        "serving, and no batch can be added to them: gather statistics with the "
+        "variables of training, and convert again"
     )
+
+
+def _fixed_scale(tensor: config.Tensor, path: str) -> str:
+    return _fixed(f"of {path}.calibration={tensor.calibration!r}")
 
 
 def _last_axis(x: Any) -> OperandAxes:
@@ -362,7 +373,7 @@ def _update(
     if not tensor.gathers_statistics or isinstance(x, QTensor):
         return state
     if isinstance(state, FixedScale):
-        raise ValueError(_fixed(tensor, path))
+        raise ValueError(_fixed_scale(tensor, path))
     state_checks.check_statistics(tensor, state, path)
     shared = granularity.shared_axes(tensor, x.shape, axes, path)
     fixed, how = exact.float32(jax.lax.stop_gradient(x)), tensor.calibration
