@@ -43,11 +43,11 @@ class OverBatches(base.Calibration, abc.ABC):
         return self.of.ignores_zeros
 
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
-        zeros = jnp.zeros(shape, jnp.float32)
-        ends = {"high": zeros}
-        if grid.zero_point_range is not None:
-            ends["low"] = zeros
-        return {"ends": ends}
+        # Of the ends that `of` gives: where the grid needs others, the contraction
+        # raises, as with `of` alone.
+        one = jax.ShapeDtypeStruct((1,), jnp.float32)
+        found = jax.eval_shape(lambda x: self.of.range(x, (0,), grid, ()), one)
+        return {"ends": {name: jnp.zeros(shape, jnp.float32) for name in _ends(found)}}
 
     def update(
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
@@ -66,14 +66,11 @@ class OverBatches(base.Calibration, abc.ABC):
 
     def _with(self, statistics: base.Statistics, found: base.Range) -> base.State:
         """The state after a batch with this range."""
-        ends = {"high": found.high}
-        if found.low is not None:
-            ends["low"] = found.low
         before, batches = statistics.state["ends"], statistics.batches + 1
         return {
             "ends": {
                 name: self._accumulated(name, before[name], value, batches)
-                for name, value in ends.items()
+                for name, value in _ends(found).items()
             }
         }
 
@@ -126,6 +123,11 @@ class OverBatches(base.Calibration, abc.ABC):
         """One end of the range, from the kept statistic; by default equal to it."""
         del batches
         return kept
+
+
+def _ends(found: base.Range) -> dict[str, jax.Array]:
+    """The ends of a range, by name."""
+    return {name: x for name, x in found._asdict().items() if x is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def scale_and_zero_point(
             fitting = "calibration.AbsMax(), or numerics.IntAffine(...)"
         raise ValueError(
             f"the grid {grid!r} has {has}, but its calibration gives {lacks}; "
-            f"choose a calibration for such grids, such as {fitting}"
+            f"choose a calibration (or its `of`) for such grids, such as {fitting}"
         )
     if empty is None:
         empty = grid.unit if grid.has_zero else 0.0

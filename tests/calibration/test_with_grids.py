@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import aqtlite
-from aqtlite import calibration, config, numerics
+from aqtlite import calibration, config, numerics, statistics
 from tests.common import MATMUL, normal, quick_jit
 
 pytestmark = pytest.mark.code("quick")
@@ -88,3 +88,25 @@ def test_pairs_that_do_not_fit(grid, how, match):
     cfg = dataclasses.replace(config.Tensor(numerics=grid), calibration=how)
     with pytest.raises(ValueError, match=match):
         aqtlite.quantize(X, cfg, 1)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [calibration.MaxOverBatches, calibration.MovingAverage, calibration.Periodic],
+)
+@pytest.mark.parametrize(
+    ("grid", "of", "match"),
+    [
+        (AFFINE["uint8"], calibration.AbsMax(), "of=AbsMax.* has a zero point, but"),
+        (SYMMETRIC["fp8"], calibration.MinMax(), "of=MinMax.* has no zero point, but"),
+    ],
+)
+def test_statistics_of_pairs_that_do_not_fit(wrap, grid, of, match):
+    lhs = config.Tensor(
+        numerics=grid, calibration=wrap(of=of), calib_shared_axes="per_tensor"
+    )
+    cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs))
+    states = statistics.init_states(cfg, X, W, MATMUL)
+    states = statistics.update_states(cfg, states, X, W, MATMUL)
+    with pytest.raises(ValueError, match=rf"^fwd.lhs.numerics and .*{match}"):
+        aqtlite.make_dot_general(cfg)(X, W, MATMUL, states=states)
