@@ -9,6 +9,7 @@ import numpy as np
 from flax import errors as flax_errors
 from flax import linen as nn
 
+from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.manifest import LINEN, Manifest, info_of
@@ -216,16 +217,21 @@ def _with_adapters_of(
     return {**variables, PARAMS: without_adapters(variables[PARAMS])}
 
 
-def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
+def _advice(template: Mapping[str, Any], arrays: Mapping[str, ArrayInfo]) -> str:
     """Error-message advice: the subtrees of a source with the model's parameters."""
-    params = _names_without_boxes({PARAMS: template[PARAMS]}).values()
-    wanted = [name.removeprefix(f"{PARAMS}/") for name in params]
-    names = set(arrays)
-    found = subtrees_of(wanted, names)[:4]
-    return advice_of([" ".join(_options(path, template, names)) for path in found])
+    params = {PARAMS: template[PARAMS]}
+    names = _names_without_boxes(params).values()
+    wanted = {
+        name.removeprefix(f"{PARAMS}/"): info_of(leaf).shape
+        for name, leaf in zip(names, jax.tree.leaves(params), strict=True)
+    }
+    found = subtrees_of(wanted, arrays)[:4]
+    return advice_of([" ".join(_options(path, template, arrays)) for path in found])
 
 
-def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[str]:
+def _options(
+    path: str, template: Mapping[str, Any], names: Collection[str]
+) -> list[str]:
     """Command-line options that select parameters and the collections beside them."""
     above, slash, last = path.rpartition("/")
     collections = [

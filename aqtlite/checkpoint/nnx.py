@@ -91,7 +91,7 @@ class NnxVariables(Variables):
                 "the source holds frozen weights already ('frozen'); convert the float "
                 "checkpoint of training"
             )
-        refuse(wrong + strangers, lambda: _advice(leaves, set(arrays)))
+        refuse(wrong + strangers, lambda: _advice(leaves, arrays))
         dtypes = {name: arrays[place].dtype for name, place in origin.items()}
         template = nnx_names.as_shapes(self.model, dtypes)
         self._check_traces(template)
@@ -307,10 +307,14 @@ def _path_of(name: str) -> str:
     return below if first == nnx_names.MODEL else f"{ATTRIBUTE}/{name}"
 
 
-def _advice(leaves: Collection[str], names: set[str]) -> str:
+def _advice(
+    leaves: Mapping[str, Any], arrays: Mapping[str, arrays_lib.ArrayInfo]
+) -> str:
     """Error-message advice: the subtrees of a source with the model's variables."""
-    for wanted in _spellings(leaves):
-        found = subtrees_of(wanted, names)[:4]
+    shapes = [info_of(nnx_names.as_stored(leaf)).shape for leaf in leaves.values()]
+    for names in _spellings(leaves):
+        wanted = dict(zip(names, shapes, strict=True))
+        found = subtrees_of(wanted, arrays)[:4]
         if found:
             return advice_of([f"--subtree {path}" for path in found])
     return ""

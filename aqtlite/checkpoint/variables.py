@@ -228,17 +228,24 @@ def refuse(wrong: list[str], advice: Callable[[], str]) -> None:
         )
 
 
-def subtrees_of(wanted: list[str], names: set[str]) -> list[str]:
-    """The paths below which a source has all `wanted` names, and no others."""
+def subtrees_of(
+    wanted: Mapping[str, tuple[int, ...]], arrays: Mapping[str, ArrayInfo]
+) -> list[str]:
+    """The paths below which a source has the wanted variables, and nothing else.
+
+    Args:
+        wanted: shapes of the variables by their names below such a path.
+        arrays: arrays of the source by name.
+    """
     if not wanted:
         return []
-    first = f"/{wanted[0]}"
+    first = f"/{next(iter(wanted))}"
     return sorted(
         (
             path
-            for path in (n.removesuffix(first) for n in names if n.endswith(first))
-            if {f"{path}/{name}" for name in wanted}
-            == {name for name in names if name.startswith(f"{path}/")}
+            for path in (n.removesuffix(first) for n in arrays if n.endswith(first))
+            if {f"{path}/{name}": shape for name, shape in wanted.items()}
+            == {n: x.shape for n, x in arrays.items() if n.startswith(f"{path}/")}
         ),
         key=lambda path: (path.split("/")[-1] != PARAMS, path),
     )

@@ -324,6 +324,11 @@ class TestRefusals:
         )
         assert len(report.weights) == 2
 
+    def test_a_training_state_of_other_shapes(self, tmp_path):
+        params = jax.tree.map(lambda x: x[..., :1], nnx.state(MODEL))
+        saved = save(tmp_path / "run", {"step": X, "params": params})
+        self.convert("is not in the model, and 4 more$", saved, tmp_path)
+
     def test_serving_models(self, wanted, converted, tmp_path):
         saved = save(tmp_path / "serving", nnx.state(wanted))
         self.convert("holds frozen weights already", saved, tmp_path)

@@ -63,6 +63,14 @@ def test_no_subtree_is_named_that_has_more_than_the_model(tmp_path):
     )
 
 
+def test_no_subtree_is_named_whose_arrays_have_other_shapes(tmp_path):
+    other = jax.tree.map(lambda x: x[..., :1], VARIABLES["params"])
+    state = {"params": other, "ema": VARIABLES["params"], "step": np.int32(3)}
+    source = save(tmp_path / "float", state, "msgpack")
+    args = (source, tmp_path / "out", MODEL, X)
+    refuses("names: --subtree ema$", checkpoint.convert_checkpoint, *args)
+
+
 def test_it_reads_nothing_else(tmp_path, monkeypatch):
     source, subtree = save_state(tmp_path / "float", "orbax")
     read = []
