@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 
 _FLAGS = ("scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant", "find_nan")
 
+OF_GRID = (
+    "calib_shared_axes",
+    "noise_shared_axes",
+    "blocks",
+    "scale_dtype",
+    "scale_shared_axes",
+    "po2_scale",
+    "use_fake_quant",
+    "find_nan",
+    "double_scales",
+    "rounding",
+    "sparsity",
+)
+"""Fields that have no effect, and must have their defaults, without a grid."""
+
 _TYPES = {
     "calibration": fields.instance(
         calibrations.Calibration,
@@ -93,22 +108,11 @@ def check_combinations(tensor: "Tensor") -> None:
 
 
 def _check_nothing_to_quantize(tensor: "Tensor") -> None:
-    ignored = {
-        "calib_shared_axes": tensor.calib_shared_axes is not None,
-        "blocks": tensor.blocks is not None,
-        "scale_dtype": tensor.scale_dtype is not None,
-        "scale_shared_axes": tensor.scale_shared_axes is not None,
-        "po2_scale": tensor.po2_scale,
-        "use_fake_quant": tensor.use_fake_quant,
-        "find_nan": tensor.find_nan,
-        "double_scales": tensor.double_scales is not None,
-        "rounding": tensor.rounding is not None,
-        "sparsity": tensor.sparsity is not None,
-    }
-    for name, is_set in ignored.items():
-        if is_set:
+    for name in OF_GRID:
+        value = getattr(tensor, name)
+        if value is not None and value is not False:
             raise ValueError(
-                f"{name}={getattr(tensor, name)!r} would have no effect, because "
+                f"{name}={value!r} would have no effect, because "
                 "numerics is NoNumerics() and nothing is quantized; set numerics, "
                 f"or leave {name} at its default"
             )

@@ -5,11 +5,12 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from aqtlite.config import representation
+from aqtlite.config import representation, tensor_checks
 from aqtlite.config.blocks import LocalAqt
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
+from aqtlite.numerics import NoNumerics
 
 Config = TypeVar("Config", DotGeneral, DotGeneralRaw, Tensor, LocalAqt, Smoothing)
 
@@ -19,8 +20,9 @@ def update(cfg: Config, changes: Mapping[str, Any]) -> Config:
 
     A path is a chain of field names, which may lead into numerics and calibrations.
     ``*`` matches every field at that step; fields without the rest of the path are
-    skipped. Changes are applied in order, so later ones override earlier ones, and the
-    result is validated once, after all changes.
+    skipped, and so are operands without a grid where only a grid has what the path
+    names, such as `scale_dtype`. Changes are applied in order, so later ones override
+    earlier ones, and the result is validated once, after all changes.
 
     >>> from aqtlite import calibration, config, numerics
     >>> cfg = config.fully_quantized(fwd_bits=8, bwd_bits=None)
@@ -57,12 +59,19 @@ smoothing, rotation. Did you mean 'rhs'?
     if not isinstance(changes, Mapping):
         raise TypeError(f"changes must map paths to values, got {changes!r}")
     draft = _open(cfg)
+    found: dict[str, list[_Place]] = {}
     for path, value in changes.items():
         if not isinstance(path, str):
             raise TypeError(f"an update path must be a string, got {path!r}")
         misses: list[_Miss] = []
-        if not _set(draft, path.split("."), value, (), misses):
+        found[path] = _places(draft, path.split("."), (), misses)
+        if not found[path]:
             raise ValueError(_matches_nothing(path, misses))
+        for place in found[path]:
+            place.set(value, is_named="*" not in path)
+    for path, places in found.items():
+        if all(place.is_skipped for place in places):
+            raise ValueError(_has_no_grid(path, places))
     closed: Config = _close(draft, ())
     return closed
 
@@ -73,6 +82,38 @@ class _Draft:
 
     cls: type
     values: dict[str, Any]
+    before: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Values before a ``*`` reached fields that have no effect without a grid."""
+
+    @property
+    def has_no_grid(self) -> bool:
+        """Whether it is an operand that stays in float."""
+        grid = self.values.get("numerics")
+        cls = grid.cls if isinstance(grid, _Draft) else type(grid)
+        return self.cls is Tensor and cls is NoNumerics
+
+
+@dataclasses.dataclass
+class _Place:
+    """A field that a path names."""
+
+    where: tuple[str, ...]
+    draft: _Draft
+    name: str
+
+    def set(self, value: Any, is_named: bool) -> None:
+        """Sets the field; one that a ``*`` reached, only if it has an effect."""
+        values, before = self.draft.values, self.draft.before
+        if is_named or value is None or value is False:
+            before.pop(self.name, None)
+        elif self.name in tensor_checks.OF_GRID:
+            before.setdefault(self.name, values[self.name])
+        values[self.name] = value
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the field keeps its value, as there is no grid."""
+        return self.draft.has_no_grid and self.name in self.draft.before
 
 
 @dataclasses.dataclass
@@ -94,7 +135,11 @@ def _open(value: Any) -> Any:
 def _close(draft: Any, where: tuple[str, ...]) -> Any:
     if not isinstance(draft, _Draft):
         return draft
-    values = {name: _close(item, (*where, name)) for name, item in draft.values.items()}
+    skipped = draft.before if draft.has_no_grid else {}
+    values = {
+        name: _close(item, (*where, name))
+        for name, item in {**draft.values, **skipped}.items()
+    }
     try:
         return draft.cls(**values)
     except TypeError as error:
@@ -107,30 +152,35 @@ def _located(where: tuple[str, ...], error: Exception) -> str:
     return f"{'.'.join(where)}: {error}" if where else str(error)
 
 
-def _set(
-    draft: Any,
-    steps: list[str],
-    value: Any,
-    where: tuple[str, ...],
-    misses: list[_Miss],
-) -> bool:
-    """Sets `value` wherever `steps` match; returns whether they matched anywhere."""
+def _places(
+    draft: Any, steps: list[str], where: tuple[str, ...], misses: list[_Miss]
+) -> list[_Place]:
+    """Returns the fields that `steps` match, and opens the drafts that have them."""
     step, rest = steps[0], steps[1:]
     names = list(draft.values) if isinstance(draft, _Draft) else []
     matching = names if step == "*" else [step] if step in names else []
     if not matching:
         misses.append(_Miss(where, step, names))
-        return False
+        return []
     if not rest:
-        draft.values.update(dict.fromkeys(matching, value))
-        return True
-    found = False
+        return [_Place(where, draft, name) for name in matching]
+    found = []
     for name in matching:
         inner = _open(draft.values[name])
-        if _set(inner, rest, value, (*where, name), misses):
+        places = _places(inner, rest, (*where, name), misses)
+        if places:
             draft.values[name] = inner
-            found = True
+            found += places
     return found
+
+
+def _has_no_grid(path: str, places: list[_Place]) -> str:
+    """The error message for a path that only leads to operands without a grid."""
+    operands = " and ".join(".".join(place.where) for place in places)
+    return (
+        f"update path {path!r} matches nothing: {operands} would not change, because "
+        "nothing is quantized there; set numerics"
+    )
 
 
 def _matches_nothing(path: str, misses: list[_Miss]) -> str:

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aqtlite import calibration, config, numerics
-from aqtlite.config import update
+from aqtlite.config import tensor_checks, update
 from tests.config import strategies
 
 pytestmark = pytest.mark.code("quick")
@@ -11,6 +11,17 @@ pytestmark = pytest.mark.code("quick")
 PATHS = [
     f"{name}.{side}" for name in ("fwd", "dlhs", "drhs") for side in ("lhs", "rhs")
 ]
+
+VALUES = {
+    "calib_shared_axes": "per_tensor",
+    "noise_shared_axes": (0,),
+    "blocks": config.Blocks(size=32),
+    "scale_dtype": "bfloat16",
+    "scale_shared_axes": "per_tensor",
+    "double_scales": config.DoubleScales(),
+    "rounding": config.Gptq(),
+    "sparsity": config.NofM(2, 4),
+}
 
 
 def _get(cfg, path):
@@ -74,6 +85,28 @@ def test_derived_fields_are_derived_anew():
 def test_star_skips_branches_without_the_rest_of_the_path():
     cfg = update(config.weight_only(), {"fwd.*.numerics.bits": 4})
     assert cfg == config.weight_only(bits=4)
+
+
+def test_star_skips_operands_without_a_grid():
+    cfg = update(config.weight_only(), {"*.*.po2_scale": True, "*.*.find_nan": False})
+    assert cfg == update(config.weight_only(), {"fwd.rhs.po2_scale": True})
+    blocks = config.Blocks(size=32)
+    cfg = update(
+        config.weight_only(),
+        {"fwd.*.blocks": blocks, "fwd.lhs.numerics": numerics.IntSymmetric(bits=8)},
+    )
+    assert cfg.fwd.lhs.blocks == cfg.fwd.rhs.blocks == blocks
+
+
+@pytest.mark.parametrize("field", tensor_checks.OF_GRID)
+def test_a_path_to_an_operand_without_a_grid(field):
+    cfg, value = config.weight_only(), VALUES.get(field, True)
+    with pytest.raises(ValueError, match=f"^fwd.lhs: {field}=.* would have no effect"):
+        update(cfg, {f"fwd.*.{field}": value, f"fwd.lhs.{field}": value})
+    with pytest.raises(
+        ValueError, match=r"'\*.lhs.\w+' matches nothing: fwd.lhs and .* set numerics$"
+    ):
+        update(cfg, {f"*.lhs.{field}": value})
 
 
 def test_later_change_holds():
