@@ -257,6 +257,8 @@ class QTensor:
         """
         given = axes[0] if len(axes) == 1 and np.ndim(axes[0]) else axes
         order = tuple(given) if given else tuple(reversed(range(self.ndim)))
+        if sorted(a + self.ndim * (a < 0) for a in order) != list(range(self.ndim)):
+            raise ValueError(f"{order} is no permutation of the {self.ndim} axes")
         return rearrange_alike(self, lambda x: x.transpose(order))
 
     @property
