@@ -497,6 +497,16 @@ def test_what_has_no_equivalent_is_refused(name, fields):
         rules.from_qwix([fields])
 
 
+def test_the_refusal_of_a_mask_of_weights_names_ours():
+    how = sparsity.SparsityRule(weight_sparsity_n=2, weight_sparsity_m=4)
+    for given in (
+        {"sparsity_rule": how},
+        REFUSED[r"additional_qt_config\['sparsity_rule'\]"],
+    ):
+        with pytest.raises(ValueError, match="set fwd.rhs.sparsity to config.NofM"):
+            rules.from_qwix([{**BOTH, **given}])
+
+
 def test_other_objects_are_refused():
     for wrong in ("int8", config.weight_only(), None):
         with pytest.raises(TypeError, match="from_qwix takes rules of Qwix"):

@@ -141,11 +141,10 @@ def _fields(rule: Any) -> dict[str, Any]:
         )
     for name, value in given.items():
         if name not in _DEFAULTS:
-            raise no_equivalent(
-                name,
-                value,
-                "leave it out, and name what it concerns by rules of its own",
-            )
+            remedy = "leave it out, and name what it concerns by rules of its own"
+            if name == "sparsity_rule":
+                remedy = "leave it out, and set fwd.rhs.sparsity to config.NofM(n, m)"
+            raise no_equivalent(name, value, remedy)
     return given
 
 
@@ -307,7 +306,8 @@ class _Reader:
                 "sparsity_rule",
                 rule,
                 "groups lie along the contracting axis here, which is order='C' "
-                "without block_size and offset",
+                "without block_size and offset; or leave it out, and set "
+                "fwd.rhs.sparsity to config.NofM(n, m)",
             )
         return config.NofM(n, m, decay=0.0) if m else None
 
