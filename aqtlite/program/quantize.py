@@ -332,9 +332,10 @@ def quantize_function(
         TypeError: if `fn` is a model or not callable, or if `rules` or `params` has
             another type.
         ValueError: if `paths` is unknown; when the result is called, if a required rule
-            matches nothing, if no rule quantizes anything (unless each has
-            ``cfg=None``), with `strict` if a contraction stays in float, and with
-            `invariant` if `aqtlite.invariant` refuses an operation.
+            matches nothing, if nothing is quantized (unless each rule has ``cfg=None``,
+            or matches nothing and is not required), with `strict` if a contraction
+            stays in float, and with `invariant` if `aqtlite.invariant` refuses an
+            operation.
     """
     if hasattr(fn, "init") and hasattr(fn, "apply"):
         raise TypeError(

@@ -38,10 +38,11 @@ def quantize(
 
     Returns:
         A `QTensor` of the shape of `x`; its scale is float32, with size 1 along the
-        axes that share one. A channel of zeros has scale 1. A NaN or an infinity makes
-        the scale of its channel NaN, so that the whole channel dequantizes to NaN, as
-        it would poison a float contraction; except with `calibration.Constant`, which
-        does not look at the array.
+        axes that share one. A channel of zeros has scale 1, or 0 on a grid without
+        zero. A NaN or an infinity makes the scale of its channel NaN, so that the whole
+        channel dequantizes to NaN, as it would poison a float contraction. Neither
+        holds for `calibration.Constant` and `calibration.ConstantRange`, which do not
+        look at the array.
 
     Raises:
         TypeError: if `x` is not floating, or `tensor_config` not a `config.Tensor`.

@@ -243,10 +243,10 @@ def quantize_model(
     Raises:
         TypeError: if `model` is not a Linen module, or quantized already, or if `rules`
             has another type.
-        ValueError: when the result is called, if a required rule matches nothing, if no
-            rule quantizes anything (unless each has ``cfg=None``), with `strict` if a
-            contraction stays in float, and with `invariant` if `aqtlite.invariant`
-            refuses an operation.
+        ValueError: when the result is called, if a required rule matches nothing, if
+            nothing is quantized (unless each rule has ``cfg=None``, or matches nothing
+            and is not required), with `strict` if a contraction stays in float, and
+            with `invariant` if `aqtlite.invariant` refuses an operation.
     """
     if isinstance(model, QuantizedModel):
         raise TypeError(

@@ -89,9 +89,9 @@ def quantize_model(
         ValueError: if `model` is converted for serving, or has an attribute ``aqt`` of
             its own, or if one in it is invariant and it is not; when the result is
             called, if a required rule matches nothing, if nothing is quantized (unless
-            each rule has ``cfg=None``), if the method changes more than variables, with
-            `strict` if a contraction stays in float, and with `invariant` if
-            `aqtlite.invariant` refuses an operation.
+            each rule has ``cfg=None``, or matches nothing and is not required), if the
+            method changes more than variables, with `strict` if a contraction stays in
+            float, and with `invariant` if `aqtlite.invariant` refuses an operation.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(

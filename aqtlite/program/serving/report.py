@@ -38,8 +38,8 @@ class ParameterReport:
 
     bytes_after: int
     """Bytes of its floats, if they stay, and of the frozen weights made of it, as a
-    checkpoint keeps them: values of 4 bits take half a byte. A weight made of several
-    parameters counts with the first."""
+    checkpoint keeps them: int4 takes half a byte, and a float of 4 or 6 bits a whole
+    one. A weight made of several parameters counts with the first."""
 
     rounding: str = ""
     """Whether the frozen weights are sparse, have the integers that were given, and
