@@ -63,7 +63,10 @@ def freezing(
 
         def make(index: int, task: Task) -> futures.Future[staging_lib.Finished]:
             finished = staging.finished(index, task.fields)
-            if finished is not None:
+            # One that allowed NaN may have staged it: made again, it is refused.
+            if finished is not None and (
+                allow_nonfinite or _is_staged_finite(job, index, task, staging)
+            ):
                 keep = keeper.submit(lambda: finished)
             else:
                 arrays, decibels = _make(job, task, source, allow_nonfinite)
@@ -100,8 +103,7 @@ def _make(
         (leaf,) = jax.tree.leaves(operator.attrgetter(field)(owner))
         x = np.asarray(leaf)
         arrays[field] = _stored(x, job.manifest.arrays[name])
-    # NaN and infinities in a weight make its scales NaN or infinite.
-    scales = (x for field, x in arrays.items() if field.startswith("scale"))
+    scales = (arrays[field] for field in _scales(task))
     if not allow_nonfinite and not all(map(is_finite, scales)):
         for name, x in zip(task.inputs, inputs, strict=True):
             _check_finite(source, name, x)
@@ -110,6 +112,18 @@ def _make(
             "model itself makes infinities or NaN of them"
         )
     return arrays, _recorded_decibels(float(made.signal), float(made.noise))
+
+
+def _scales(task: Task) -> list[str]:
+    """Fields that NaN and infinities in a weight make NaN or infinite."""
+    return [field for field in task.fields if field.startswith("scale")]
+
+
+def _is_staged_finite(
+    job: Job, index: int, task: Task, staging: staging_lib.Staging
+) -> bool:
+    infos = {f: job.manifest.arrays[task.fields[f]].on_disk for f in _scales(task)}
+    return all(is_finite(staging.get(index, f, info)) for f, info in infos.items())
 
 
 def _recorded_decibels(signal: float, noise: float) -> float | None:
