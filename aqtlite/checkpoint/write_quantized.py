@@ -5,12 +5,13 @@ import functools
 import json
 import os
 import pathlib
-import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from aqtlite.checkpoint import staging
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
@@ -75,27 +76,54 @@ def save_quantized(
 def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives the path of what is to be written, which gets its name when it is whole.
 
+    It is written in a folder of the writer's own, beside the path.
+
     Raises:
-        CheckpointError: if the path exists, or its folder does not.
+        CheckpointError: if the path exists, even if another writer makes it in the
+            meantime, or if its folder does not exist.
     """
-    if path.exists() or path.is_symlink():
-        raise CheckpointError(f"{path} exists; name a new one")
-    if not path.absolute().parent.is_dir():
+    if os.path.lexists(path):
+        raise _exists(path)
+    parent = path.absolute().parent
+    if not parent.is_dir():
         raise CheckpointError(f"there is no folder {path.parent} to write into")
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    _remove(unfinished)
+    own = pathlib.Path(tempfile.mkdtemp(".unfinished", f".{path.name}.", parent))
     try:
+        unfinished = own / path.name
         yield unfinished
-        unfinished.rename(path)
+        staging.sync_tree(unfinished)
+        _publish(unfinished, path)
+        staging.sync(parent)
     finally:
-        _remove(unfinished)
+        staging.remove(own)
 
 
-def _remove(path: pathlib.Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _publish(unfinished: pathlib.Path, path: pathlib.Path) -> None:
+    """Moves what was written to a path, unless another writer was there first."""
+    try:
+        if unfinished.is_dir():
+            unfinished.rename(path)  # No folder that holds something is replaced.
+        else:
+            _publish_file(unfinished, path)
+    except OSError as error:
+        if os.path.lexists(path):
+            raise _exists(path) from error
+        raise
+
+
+def _publish_file(unfinished: pathlib.Path, path: pathlib.Path) -> None:
+    # Renaming would replace a file that has appeared; linking does not.
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        raise
+    except OSError:  # The file system has no links.
+        path.touch(exist_ok=False)
+        unfinished.replace(path)
+
+
+def _exists(path: pathlib.Path) -> CheckpointError:
+    return CheckpointError(f"{path} exists; name a new one")
 
 
 def _write_gguf(

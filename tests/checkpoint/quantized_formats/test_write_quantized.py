@@ -1,6 +1,10 @@
 """Files that are written here: as the packages write them, and read again."""
 
+import dataclasses
+import errno
+import functools
 import json
+import os
 import pathlib
 
 import jax.numpy as jnp
@@ -172,6 +176,68 @@ def test_paths_and_metadata(tmp_path):
         refuses(
             "no value such as", save, path, {}, format="gguf", metadata={"a": value}
         )
+
+
+class _Meanwhile(dict):
+    """A weight that starts something else when it is read again, to be written."""
+
+    def __init__(self, weights, start):
+        super().__init__(weights)
+        self.starts = [start, lambda: None]
+
+    def __getitem__(self, name):
+        if self.starts:
+            self.starts.pop()()
+        return super().__getitem__(name)
+
+
+NEGATIVE = {"a.weight": dataclasses.replace(INT4, qvalue=-INT4.qvalue)}
+BOTH = pytest.mark.parametrize("format_", ["compressed-tensors", "gguf"])
+
+
+def assert_holds(folder, path, weights):
+    """One whole checkpoint is in the folder."""
+    (name,) = weights
+    got = checkpoint.load_quantized(path)[name].dequant()
+    np.testing.assert_array_equal(got, weights[name].dequant())
+    assert list(folder.iterdir()) == [path]
+
+
+@BOTH
+def test_two_writers_to_one_path(format_, tmp_path):
+    """The first that is done has it, and the other says so."""
+    save = functools.partial(
+        checkpoint.save_quantized, tmp_path / "out.gguf", format=format_
+    )
+    weights = _Meanwhile({"a.weight": INT4}, lambda: save(NEGATIVE))
+    refuses("out.gguf exists; name a new one", save, weights)
+    assert_holds(tmp_path, tmp_path / "out.gguf", NEGATIVE)
+
+
+@BOTH
+def test_a_writer_that_fails_leaves_the_work_of_others(format_, tmp_path):
+    save = functools.partial(
+        checkpoint.save_quantized, tmp_path / "out.gguf", format=format_
+    )
+
+    def fail():
+        with pytest.raises(ZeroDivisionError):
+            save(_Meanwhile({"a.weight": INT4}, lambda: 1 / 0))
+
+    save(_Meanwhile(NEGATIVE, fail))
+    assert_holds(tmp_path, tmp_path / "out.gguf", NEGATIVE)
+
+
+def test_a_file_system_without_links(tmp_path, monkeypatch):
+    def link(*args):
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "link", link)
+    path = tmp_path / "out.gguf"
+    save = functools.partial(checkpoint.save_quantized, path, format="gguf")
+    weights = _Meanwhile({"a.weight": INT4}, lambda: save(NEGATIVE))
+    refuses("out.gguf exists; name a new one", save, weights)
+    assert_holds(tmp_path, path, NEGATIVE)
 
 
 def test_configs_that_servers_read(tmp_path):
