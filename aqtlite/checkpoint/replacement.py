@@ -1,7 +1,9 @@
 """Replacement of a target, so that a complete checkpoint always exists.
 
-The old target is moved into the staging folder, and removed together with that folder.
-If the process ends in between, the next conversion moves the old target back.
+A file is replaced in one step. Of folders, the old one is first moved into the staging
+folder, and removed together with it: for a moment nothing is at the target's path. If
+moving the new one there fails, the old one is moved back; if the process is killed in
+that moment, the next conversion moves it back.
 """
 
 import os
@@ -73,22 +75,31 @@ def publish(out: pathlib.Path, target: pathlib.Path, folder: pathlib.Path) -> No
         target: path to move it to.
         folder: the staging folder, which this process has locked.
     """
-    if target.exists():
-        target.rename(folder / _REPLACED)
-    out.rename(target)
+    if target.is_dir():
+        try:
+            target.rename(folder / _REPLACED)
+            out.rename(target)
+        except BaseException:  # Ctrl-C included.
+            recover(target, folder)
+            raise
+    else:
+        out.replace(target)
     staging.sync(target.parent)
 
 
 def recover(target: pathlib.Path, folder: pathlib.Path) -> None:
-    """Recovers from a crash in `publish`.
+    """Recovers from an interrupted `publish`.
 
     Moves the old target back, unless the new one is in its place already. The caller
     has to hold the lock of the staging folder: another process may be in `publish`.
     """
     aside = folder / _REPLACED
-    if not aside.exists():
-        return
-    if target.exists():
-        staging.remove(aside)
-    else:
+    if is_aside(target, folder):
         aside.rename(target)
+    elif aside.exists():
+        staging.remove(aside)
+
+
+def is_aside(target: pathlib.Path, folder: pathlib.Path) -> bool:
+    """Whether the only checkpoint is an old one that `publish` moved aside."""
+    return (folder / _REPLACED).exists() and not target.exists()

@@ -123,6 +123,11 @@ def _write(
             f"The weights that are done are in {staging.folder}: the same command "
             "resumes there; otherwise remove that folder"
         )
+        if replacement.is_aside(target, staging.folder):
+            rest = (
+                f"The earlier checkpoint of {target} is in {staging.folder}: the same "
+                "command moves it back and resumes there; do not remove that folder"
+            )
         if isinstance(error, CheckpointError):
             raise CheckpointError(f"{error}. {rest}") from error
         if isinstance(error, OSError | ValueError):

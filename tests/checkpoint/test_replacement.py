@@ -79,6 +79,42 @@ class TestOverwrite:
         self.check(source, target)
 
 
+class TestInterrupted:
+    """Between the two renames of a folder's replacement."""
+
+    def interrupt(self, source, target, monkeypatch, also_back):
+        """Ctrl-C when the new folder is moved to its place; returns the note."""
+        rename = type(target).rename
+
+        def interrupted(self, to):
+            if to == target and (self.name == "out" or also_back):
+                raise KeyboardInterrupt
+            return rename(self, to)
+
+        args = (source, target, MODEL, X)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as info:
+            patch.setattr(type(target), "rename", interrupted)
+            checkpoint.convert_checkpoint(*args, overwrite=True)
+        return info.value.__notes__[0]
+
+    def test_the_old_one_is_moved_back(self, source, converted, monkeypatch):
+        before = snapshot(converted)
+        note = self.interrupt(source, converted, monkeypatch, also_back=False)
+        assert snapshot(converted) == before
+        assert "otherwise remove that folder" in note
+
+    def test_the_note_says_where_the_old_one_is(self, source, converted, monkeypatch):
+        before = snapshot(converted)
+        note = self.interrupt(source, converted, monkeypatch, also_back=True)
+        folder = converted.parent / ".out.converting"
+        assert not converted.exists()
+        assert f"The earlier checkpoint of {converted} is in {folder}" in note
+        assert "do not remove that folder" in note
+        args = (source, converted, MODEL, X)
+        refuses("exists; --overwrite", checkpoint.convert_checkpoint, *args)
+        assert snapshot(converted) == before
+
+
 class TestTwoConversions:
     """Into one target, at the same time."""
 
