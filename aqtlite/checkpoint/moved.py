@@ -9,7 +9,7 @@ import numpy as np
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.name_map import Move, in_float, move_weights, moves_to_json
-from aqtlite.checkpoint.read_quantized import load_quantized
+from aqtlite.checkpoint.read_quantized import files_of, load_quantized
 from aqtlite.qtensor.qtensor import QTensor
 
 
@@ -58,6 +58,4 @@ class Moved(Reader):
         return None
 
     def files(self) -> list[pathlib.Path]:
-        if self.path.is_file():
-            return [self.path]
-        return sorted(file for file in self.path.iterdir() if file.is_file())
+        return files_of(self.path)

@@ -143,6 +143,19 @@ def load_quantized(path: str | os.PathLike) -> QuantizedCheckpoint:
     return QuantizedCheckpoint(path, method, weights, settings.values)
 
 
+def files_of(path: pathlib.Path) -> list[pathlib.Path]:
+    """The files that `load_quantized` reads: parts of a split, configs beside a file.
+
+    Of a folder without GGUF, all that are in it.
+    """
+    file = _gguf_file(path)
+    if file is not None:
+        return gguf.parts(file)
+    if path.is_file():
+        return [path, *safetensors.configs_of(path)]
+    return sorted(file for file in path.iterdir() if file.is_file())
+
+
 def is_quantized(path: pathlib.Path) -> bool:
     """Whether a path says that it is a quantized checkpoint of another library.
 

@@ -88,7 +88,7 @@ def plan(path: pathlib.Path) -> tuple[Mapping[str, base.Weight], Mapping[str, An
     Raises:
         CheckpointError: if a file is damaged, or has a type that is not read.
     """
-    files = [open_file(one) for one in _parts(path)]
+    files = [open_file(one) for one in parts(path)]
     plans: dict[str, base.Weight] = {}
     for file in files:
         for name, entry in file.entries.items():
@@ -106,20 +106,24 @@ def plan(path: pathlib.Path) -> tuple[Mapping[str, base.Weight], Mapping[str, An
     return plans, files[0].metadata
 
 
-def _parts(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a split, which their names count."""
-    found = _SPLIT.search(path.name)
-    if found is None:
+def parts(path: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a split, which their names count.
+
+    Raises:
+        CheckpointError: if one is missing.
+    """
+    numbers = _SPLIT.search(path.name)
+    if numbers is None:
         return [path]
-    stem, count = path.name[: found.start()], int(found[2])
+    stem, count = path.name[: numbers.start()], int(numbers[2])
     names = (f"{stem}-{i + 1:05d}-of-{count:05d}{SUFFIX}" for i in range(count))
-    parts = [path.parent / name for name in names]
-    for part in parts:
+    files = [path.parent / name for name in names]
+    for part in files:
         if not is_file(part):
             raise CheckpointError(
                 f"{path} is one of {count} parts, and {part} is missing"
             )
-    return parts
+    return files
 
 
 def _read(path: pathlib.Path, name: str, entry: Entry) -> QTensor | np.ndarray:

@@ -13,6 +13,7 @@ from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
 
 INDEX = "*.safetensors.index.json"
 
+_MAIN = "config.json"
 _METHOD_FILES = {
     "hf_quant_config.json": "modelopt",
     "quantize_config.json": "gptq",
@@ -61,6 +62,13 @@ class SafetensorsTensors:
                 )
 
 
+def configs_of(path: pathlib.Path) -> list[pathlib.Path]:
+    """The configs that a checkpoint has, in its folder or beside its file."""
+    folder = path if path.is_dir() else path.parent
+    files = [folder / name for name in (_MAIN, *_METHOD_FILES)]
+    return [file for file in files if file.is_file()]
+
+
 def quantization_settings(path: pathlib.Path) -> tuple[str | None, Settings]:
     """Finds the method and the config of a quantized checkpoint.
 
@@ -71,10 +79,10 @@ def quantization_settings(path: pathlib.Path) -> tuple[str | None, Settings]:
     Raises:
         CheckpointError: if a config is no JSON, or names no method.
     """
-    folder = path if path.is_dir() else path.parent
-    main = folder / "config.json"
-    if main.is_file():
-        settings = Settings(read_json(main), str(main))
+    for file in configs_of(path):
+        settings = Settings(read_json(file), str(file))
+        if file.name != _MAIN:
+            return _METHOD_FILES[file.name], settings
         text_model = settings.inner("text_config")
         for place in (settings, text_model):
             if place is None:
@@ -83,11 +91,7 @@ def quantization_settings(path: pathlib.Path) -> tuple[str | None, Settings]:
                 found = place.inner(key)
                 if found is not None:
                     return _method_of(found), found
-    for name, method in _METHOD_FILES.items():
-        file = folder / name
-        if file.is_file():
-            return method, Settings(read_json(file), str(file))
-    return None, Settings({}, str(folder))
+    return None, Settings({}, str(path if path.is_dir() else path.parent))
 
 
 def _method_of(settings: Settings) -> str:
