@@ -11,6 +11,7 @@ import numpy as np
 
 import aqtlite
 from aqtlite import config
+from aqtlite.checkpoint import manifest_digest
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
@@ -52,20 +53,17 @@ def to_json(manifest: Manifest) -> str:
     configs: list[config.DotGeneral] = []
     nodes = {path: _encode_node(node, configs) for path, node in manifest.nodes.items()}
     has_double_scales = any(DOUBLE_SCALES[0] in node for node in nodes.values())
-    return json.dumps(
-        {
-            "format": FORMAT if has_double_scales else _WITHOUT_DOUBLE_SCALES,
-            "version": manifest.version,
-            "framework": manifest.framework,
-            "model": manifest.model,
-            "sample": manifest.sample,
-            "configs": [json.loads(config.to_json(cfg)) for cfg in configs],
-            "nodes": nodes,
-            "arrays": {
-                name: _encode_stored(one) for name, one in manifest.arrays.items()
-            },
-        }
-    )
+    data = {
+        "format": FORMAT if has_double_scales else _WITHOUT_DOUBLE_SCALES,
+        "version": manifest.version,
+        "framework": manifest.framework,
+        "model": manifest.model,
+        "sample": manifest.sample,
+        "configs": [json.loads(config.to_json(cfg)) for cfg in configs],
+        "nodes": nodes,
+        "arrays": {name: _encode_stored(one) for name, one in manifest.arrays.items()},
+    }
+    return json.dumps(manifest_digest.added(data))
 
 
 def from_json(text: str, where: str) -> Manifest:
@@ -76,8 +74,9 @@ def from_json(text: str, where: str) -> Manifest:
         where: path of the checkpoint, for error messages.
 
     Raises:
-        CheckpointError: if the text is not a manifest, is of another format version,
-            or names a class that is not registered.
+        CheckpointError: if the text is not a manifest, was changed after it was
+            written, is of another format version, or names a class that is not
+            registered.
     """
     try:
         data = json_text.read(text)
@@ -95,6 +94,7 @@ def from_json(text: str, where: str) -> Manifest:
                 f"{where} was written in format {found} by aqtlite {data['version']}, "
                 f"which this aqtlite {aqtlite.__version__} does not read: convert again"
             )
+        manifest_digest.check(data, where)
         configs = [serialization.from_data(cfg) for cfg in data["configs"]]
         nodes, arrays = (
             {k: v for k, v in data[part].items() if not is_obsolete(k, data[part])}

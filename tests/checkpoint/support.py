@@ -1,6 +1,7 @@
 """Checkpoints to convert, fixtures and assertions."""
 
 import functools
+import json
 import pathlib
 import tempfile
 
@@ -93,6 +94,15 @@ def converted(tmp_path):
 def serving():
     """What `convert` makes in memory."""
     return convert(MODEL, VARIABLES, X)
+
+
+def edit(folder, change):
+    """Changes a manifest, and takes its checksum away: there was none in the past."""
+    file = folder / "aqtlite.json"
+    data = json.loads(file.read_text())
+    del data["crc32"]
+    change(data)
+    file.write_text(json.dumps(data))
 
 
 def refuses(match, function, *args, **kwargs):

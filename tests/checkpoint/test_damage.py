@@ -17,7 +17,7 @@ from safetensors import numpy as safetensors_numpy
 
 from aqtlite import checkpoint, config
 from aqtlite.flax import AqtDotGeneral, convert
-from tests.checkpoint.support import FORMATS, assert_same, copy, refuses, save
+from tests.checkpoint.support import FORMATS, assert_same, copy, edit, refuses, save
 from tests.flax import models
 from tests.flax.support import INT8, X, init
 
@@ -263,8 +263,8 @@ def test_newer_format(tmp_path):
     ],
 )
 def test_damaged_manifest(change, tmp_path):
-    file = manifest_of(tmp_path)
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    manifest_of(tmp_path)
+    edit(tmp_path / "out", lambda data: data.update(change))
     with pytest.raises(checkpoint.CheckpointError, match=r"manifest of .* is damaged"):
         checkpoint.load_serving(tmp_path / "out")
 

@@ -353,8 +353,7 @@ class TestRefusals:
     )
     def test_damaged_manifests(self, field, value, converted, tmp_path):
         out = shutil.copytree(converted, tmp_path / "out")
-        manifest = json.loads((out / "aqtlite.json").read_text())
-        (out / "aqtlite.json").write_text(json.dumps({**manifest, field: value}))
+        support.edit(out, lambda data: data.update({field: value}))
         refuses("is damaged", checkpoint.load_serving, out, abstract())
 
     def test_models_of_another_kind(self, tmp_path):

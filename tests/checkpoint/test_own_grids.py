@@ -7,7 +7,7 @@ import pytest
 
 from aqtlite import checkpoint, config
 from aqtlite.flax import convert
-from tests.checkpoint.support import VARIABLES, assert_same, refuses, save
+from tests.checkpoint.support import VARIABLES, assert_same, edit, refuses, save
 from tests.extensions import affine, e4m3, ternary
 from tests.flax import models
 from tests.flax.support import X, apply, assert_equal
@@ -103,8 +103,11 @@ def test_a_grid_that_the_reader_does_not_know(tmp_path):
     source = save(tmp_path / "float", VARIABLES, "msgpack")
     model = model_of(UINT4)
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
-    file = tmp_path / "out" / "aqtlite.json"
-    file.write_text(file.read_text().replace("AffineUint4", "Unheard"))
+
+    def rename(data):
+        data.update(json.loads(json.dumps(data).replace("AffineUint4", "Unheard")))
+
+    edit(tmp_path / "out", rename)
     refuses("Unheard", checkpoint.load_serving, tmp_path / "out")
 
 
