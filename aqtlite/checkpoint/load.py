@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx, traverse_util
 
-from aqtlite.checkpoint import manifest_json
+from aqtlite.checkpoint import manifest_json, replacement
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import checksum
 from aqtlite.checkpoint.compatibility import abstract_serving
@@ -72,10 +72,22 @@ def load_serving(
         `aqtlite.flax.nnx.convert` returns it.
 
     Raises:
-        CheckpointError: if `path` is not a converted checkpoint, is damaged, or does
-            not fit this model or this version of aqtlite; the message names both sides.
+        CheckpointError: if `path` is not a converted checkpoint, is damaged, is
+            replaced while it is read, or does not fit this model or this version of
+            aqtlite; the message names both sides.
     """
-    source = open_reader(pathlib.Path(path))
+    path = pathlib.Path(path)
+    with replacement.noticed(path):
+        return _loaded(path, model, mesh, rules)
+
+
+def _loaded(
+    path: pathlib.Path,
+    model: Model | nnx.Module | None,
+    mesh: jax.sharding.Mesh | None,
+    rules: Any,
+) -> Any:
+    source = open_reader(path)
     manifest = _manifest(source)
     if manifest.framework == NNX and not isinstance(model, nnx.Module):
         raise CheckpointError(
@@ -116,11 +128,13 @@ def summarize(path: str | os.PathLike) -> Report:
     """Reports on a converted checkpoint, without reading its arrays.
 
     Raises:
-        CheckpointError: if `path` is not a converted checkpoint, or its manifest is
-            damaged.
+        CheckpointError: if `path` is not a converted checkpoint, its manifest is
+            damaged, or it is replaced while it is read.
     """
-    manifest = _manifest(open_reader(pathlib.Path(path)))
-    return report_of(manifest, bytes_on_disk=size_of(pathlib.Path(path)))
+    path = pathlib.Path(path)
+    with replacement.noticed(path):
+        manifest = _manifest(open_reader(path))
+        return report_of(manifest, bytes_on_disk=size_of(path))
 
 
 def _manifest(source: Reader) -> Manifest:

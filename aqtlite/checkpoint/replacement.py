@@ -6,8 +6,10 @@ moving the new one there fails, the old one is moved back; if the process is kil
 that moment, the next conversion moves it back.
 """
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 
 from aqtlite.checkpoint import manifest_json, staging
 from aqtlite.checkpoint.errors import CheckpointError
@@ -103,3 +105,30 @@ def recover(target: pathlib.Path, folder: pathlib.Path) -> None:
 def is_aside(target: pathlib.Path, folder: pathlib.Path) -> bool:
     """Whether the only checkpoint is an old one that `publish` moved aside."""
     return (folder / _REPLACED).exists() and not target.exists()
+
+
+@contextlib.contextmanager
+def noticed(path: pathlib.Path) -> Iterator[None]:
+    """Makes one error of all that come of reading what is replaced in the meantime.
+
+    Raises:
+        CheckpointError: if reading fails, and the path has become another's.
+    """
+    before = _identity(path)
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        if _identity(path) != before:
+            raise CheckpointError(
+                f"{path} was replaced while it was read; load it again"
+            ) from error
+        raise
+
+
+def _identity(path: pathlib.Path) -> tuple[int, ...] | None:
+    """What tells the file or folder at a path from the next; None if there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns

@@ -5,13 +5,17 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import numpy as np
 import pytest
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from aqtlite import checkpoint
-from aqtlite.checkpoint import staging
+from aqtlite.checkpoint import load as load_lib
+from aqtlite.checkpoint import manifest_json, staging
+from aqtlite.checkpoint.formats import open_reader
+from aqtlite.flax import convert
 from tests.checkpoint import support
 from tests.checkpoint.support import MODEL, assert_same, refuses, snapshot
 from tests.flax.support import X
@@ -113,6 +117,47 @@ class TestInterrupted:
         args = (source, converted, MODEL, X)
         refuses("exists; --overwrite", checkpoint.convert_checkpoint, *args)
         assert snapshot(converted) == before
+
+
+class TestReading:
+    """While a conversion replaces what is read."""
+
+    @pytest.mark.parametrize("name", ["out", "out.safetensors"])
+    def test_it_is_named(self, name, source, tmp_path, monkeypatch):
+        target = tmp_path / name
+        other = jax.tree.map(lambda x: x + 1, support.VARIABLES)
+        again = support.save(tmp_path / "other", other, "msgpack")
+        checkpoint.convert_checkpoint(source, target, MODEL, X)
+        from_json = manifest_json.from_json
+
+        def from_json_and_replace(text, where):
+            monkeypatch.undo()
+            checkpoint.convert_checkpoint(again, target, MODEL, X, overwrite=True)
+            return from_json(text, where)
+
+        monkeypatch.setattr(manifest_json, "from_json", from_json_and_replace)
+        match = f"{target} was replaced while it was read; load it again"
+        refuses(match, checkpoint.load_serving, target)
+        assert_same(checkpoint.load_serving(target), convert(MODEL, other, X))
+
+    def test_between_the_two_renames(self, converted, monkeypatch):
+        """A folder is not there for a moment, and then is."""
+        aside = converted.rename(converted.parent / "aside")
+
+        def open_and_move_back(path):
+            monkeypatch.undo()
+            try:
+                return open_reader(path)
+            finally:
+                aside.rename(converted)
+
+        monkeypatch.setattr(load_lib, "open_reader", open_and_move_back)
+        refuses("was replaced while", checkpoint.load_serving, converted)
+
+    def test_other_errors_stay(self, converted):
+        data = (converted / "aqtlite.json").read_bytes()
+        (converted / "aqtlite.json").write_bytes(data[1:])
+        refuses("is damaged", checkpoint.load_serving, converted)
 
 
 class TestTwoConversions:

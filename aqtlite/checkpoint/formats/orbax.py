@@ -120,7 +120,10 @@ class OrbaxReader(base.Reader):
             if in_dicts and _is_array(leaf)
         }
         declared = sum(info.nbytes for info in infos.values())
-        held = sum(file.stat().st_size for file in self.files())
+        try:
+            held = sum(file.stat().st_size for file in self.files())
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
         # Allocating that much would kill the process instead of raising.
         if declared > max(_HARMLESS, _RATIO * held):
             raise CheckpointError(

@@ -7,7 +7,7 @@ import pytest
 
 from aqtlite.checkpoint.formats import open_reader
 from tests.checkpoint.formats.test_formats import ARRAYS, write
-from tests.checkpoint.support import save
+from tests.checkpoint.support import refuses, save
 
 pytestmark = pytest.mark.code("quick")
 
@@ -80,3 +80,10 @@ def test_a_list_is_no_array(tmp_path):
     reader = open_reader(save(tmp_path / "x", {**TREE, "l": [np.ones(3)]}, "orbax"))
     assert list(reader.arrays) == ["params/w"]
     assert reader.others == {"l/0": "float64[3] in a list or a tuple"}
+
+
+def test_a_file_that_goes_while_they_are_counted(tmp_path, monkeypatch):
+    reader = open_reader(save(tmp_path / "x", TREE, "orbax"))
+    files = [*reader.files(), tmp_path / "gone"]
+    monkeypatch.setattr(type(reader), "files", lambda self: files)
+    refuses("x cannot be read: .*gone", lambda: reader.arrays)
