@@ -1,7 +1,9 @@
 """Quantized checkpoints of other libraries: weights by name, read when asked for."""
 
+import contextlib
 import os
 import pathlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -71,7 +73,7 @@ class QuantizedCheckpoint(Mapping[str, QTensor | np.ndarray]):
 
     def __getitem__(self, name: str) -> QTensor | np.ndarray:
         # Scales that are not finite are refused.
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"), _named(self.path):
             return self.weights[name].read()
 
     def __iter__(self) -> Iterator[str]:
@@ -121,6 +123,22 @@ def load_quantized(path: str | os.PathLike) -> QuantizedCheckpoint:
     path = pathlib.Path(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
+    with _named(path):
+        return _opened(path)
+
+
+@contextlib.contextmanager
+def _named(path: pathlib.Path) -> Iterator[None]:
+    """Names a checkpoint in the errors of its tensors that name no file of it."""
+    try:
+        yield
+    except CheckpointError as error:
+        if re.search(rf"(?<!\S){re.escape(str(path))}(?![^\s/:,;])", str(error)):
+            raise
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _opened(path: pathlib.Path) -> QuantizedCheckpoint:
     file = _gguf_file(path)
     if file is not None:
         plans, metadata = gguf.plan(file)

@@ -27,7 +27,8 @@ def test_a_weight_is_read_when_it_is_asked_for(tmp_path):
         *(f"{LAYER}.weight", f"{LAYER}.input_scale", "model.norm.weight")
     }
     np.testing.assert_array_equal(loaded["model.norm.weight"], np.ones(2))
-    with pytest.raises(ValueError, match="weight_scale_inv has a scale that is NaN"):
+    match = f"{path}: .*weight_scale_inv has a scale that is NaN"
+    with pytest.raises(ValueError, match=match):
         loaded[f"{LAYER}.weight"]
     with pytest.raises(KeyError):
         loaded["other"]
