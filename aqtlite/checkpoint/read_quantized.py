@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -133,7 +132,7 @@ def _named(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        if re.search(rf"(?<!\S){re.escape(str(path))}(?![^\s/:,;])", str(error)):
+        if str(path) in str(error):
             raise
         raise CheckpointError(f"{path}: {error}") from error
 

@@ -109,10 +109,10 @@ def is_aside(target: pathlib.Path, folder: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def noticed(path: pathlib.Path) -> Iterator[None]:
-    """Makes one error of all that come of reading what is replaced in the meantime.
+    """Replaces the errors of reading a path whose file or folder was replaced.
 
     Raises:
-        CheckpointError: if reading fails, and the path has become another's.
+        CheckpointError: if reading fails, and the path leads to another file by now.
     """
     before = _identity(path)
     try:
