@@ -133,8 +133,8 @@ def _blocks(
             "Blocks are padded for dot_general and einsum alone; choose another size"
             if blocks.pad
             else f"Choose another size, or set {path}.blocks.fit=True for the largest "
-            f"blocks that divide it, or (dot_general and einsum) {path}.blocks.pad=True "
-            "for a shorter last one"
+            f"blocks that divide it, or, for dot_general and einsum alone, "
+            f"{path}.blocks.pad=True for a shorter last one"
         )
         raise ValueError(
             f"{path}.blocks.{error}; the operand has shape {tuple(shape)} and "
