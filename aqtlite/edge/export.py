@@ -18,6 +18,7 @@ from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.report import Processors, Report
 from aqtlite.edge.rules import Rule
 from aqtlite.edge.rules import check as check_rules
+from aqtlite.output.local_paths import check_local
 
 Interface = Literal["integer", "uint8", "float"]
 
@@ -80,7 +81,8 @@ def export(
     Raises:
         ModuleNotFoundError: if the extra ``edge``, or ``onnx``, is not installed.
         TypeError: if an argument is of the wrong type.
-        ValueError: if `path` has another suffix, if an operation has no integer form,
+        ValueError: if `path` has another suffix or is an address such as
+            ``gs://bucket/m.onnx``, if an operation has no integer form,
             if a shape is symbolic, if ranges are missing, if integers are asked of the
             interface of a program in float, if `processors` is given for a LiteRT file,
             or if verification fails. A file that existed before is then left unchanged.
@@ -116,12 +118,13 @@ def _check_processors(processors: Any, path: pathlib.Path) -> None:
 
 
 def check_path(path: Any, suffixes: Collection[str]) -> None:
-    """Raises TypeError or ValueError if a path has none of the suffixes."""
+    """Raises TypeError or ValueError if a path is not local, or of another suffix."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             f"path must name a file, got {type(path).__name__}: several inputs of the "
             "model are one argument, a tuple"
         )
+    check_local(path)
     if pathlib.Path(path).suffix not in suffixes:
         raise ValueError(
             f"path must end in {' or '.join(suffixes)}, which say for which runtime "

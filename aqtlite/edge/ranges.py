@@ -12,6 +12,7 @@ import rich.table
 
 from aqtlite.config.json import json_text
 from aqtlite.edge.publish import publish
+from aqtlite.output.local_paths import check_local
 
 
 class Range(NamedTuple):
@@ -111,7 +112,12 @@ class Ranges(Mapping[str, Range]):
             raise ValueError(f"$.ranges: {error}") from error
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the table to a JSON file, atomically."""
+        """Writes the table to a JSON file, atomically.
+
+        Raises:
+            ValueError: if `path` is an address such as ``gs://bucket/ranges.json``.
+        """
+        check_local(path)
         publish((self.to_json() + "\n").encode(), pathlib.Path(path))
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Private: tables and plots for people, of plain figures.
+"""Private: tables and plots for people, of plain figures; and paths to write to.
 
 `tables` lays out text for terminals and HTML for notebooks, `rich_tables` the same by
-rich, and `plots` draws by Matplotlib. Nothing of quantization is known here. Read
-`tables` first.
+rich, `plots` draws by Matplotlib, and `local_paths` refuses addresses as paths of
+files. Nothing of quantization is known here. Read `tables` first.
 """

@@ -342,6 +342,8 @@ def test_wrong_data(name, words, folder, capsys, monkeypatch):
         ([*ARGV, *DATA, "--batch-size", "0"], "--batch-size must be at least 1"),
         ([*ARGV, *DATA, "--save-ranges", "data.npz"], "data.npz exists; --overwrite"),
         ([*ARGV, *DATA, "--save-ranges", "."], ". is a folder"),
+        ([*ARGV, *DATA, "--save-ranges", "gs://b/r.json"], "an address (gs://)"),
+        ([ARGV[0], "gs://b/m.tflite", *ARGV[2:], *DATA], "an address (gs://)"),
         (
             [*ARGV, "--ranges", "deploy.py", "--save-ranges", "b"],
             "goes with --calibrate",

@@ -281,6 +281,21 @@ def test_a_file_that_is_there_stays_after_a_failure(tmp_path):
     assert path.read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("path", ["gs://bucket/m.onnx", "file:///m.tflite"])
+def test_addresses_are_refused_before_any_work(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def untraced(w, x):
+        raise AssertionError("traced")
+
+    with pytest.raises(ValueError, match=r"an address \(\w+://\)"):
+        edge.export(untraced, _W, None, _X, path)
+    one = edge.Signature(untraced, _W, None, _X)
+    with pytest.raises(ValueError, match=r"an address \(s3://\)"):
+        edge.export_signatures({"one": one}, "s3://bucket/m.tflite")
+    assert _no_file(tmp_path)
+
+
 def test_unknown_interface():
     with pytest.raises(ValueError, match='"integer", "uint8" or "float", got'):
         edge.export(_dense, _W, edge.Ranges({}), _X, "m.tflite", interface="int")

@@ -13,6 +13,13 @@ def test_files(tmp_path):
     assert edge.Ranges.load(path) == _RANGES
 
 
+def test_addresses_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"an address \(gs://\)"):
+        _RANGES.save("gs://bucket/ranges.json")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -1,0 +1,36 @@
+"""Paths of files to write, which are local ones."""
+
+import os
+import re
+
+# `pathlib.Path` makes one slash of two. A single letter is a drive, not a scheme.
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Checks that a path is no address, as of an object in a bucket.
+
+    Opening an address as a path would write below a local folder named ``gs:``.
+
+    >>> check_local("runs/3/model.onnx")
+    >>> check_local("gs://bucket/model.onnx")
+    Traceback (most recent call last):
+        ...
+    ValueError: gs://bucket/model.onnx is an address (gs://), and files are written to \
+a local or mounted path: name one, and copy what is written there
+
+    Args:
+        path: path of the file or folder to write, possibly an address that
+            `pathlib.Path` has shortened to ``gs:/bucket``.
+
+    Raises:
+        ValueError: if it begins with a scheme such as ``gs://``, ``s3://`` or
+            ``file://``.
+    """
+    name = os.fspath(path)
+    found = _ADDRESS.match(name)
+    if found is not None:
+        raise ValueError(
+            f"{name} is an address ({found[1]}://), and files are written to a local "
+            "or mounted path: name one, and copy what is written there"
+        )

@@ -1,0 +1,31 @@
+import pathlib
+
+import pytest
+
+from aqtlite.output.local_paths import check_local
+
+pytestmark = pytest.mark.code("quick")
+
+
+@pytest.mark.parametrize(
+    ("path", "scheme"),
+    [
+        ("gs://bucket/m.onnx", "gs"),
+        ("s3://bucket/m.onnx", "s3"),
+        ("file:///tmp/m.onnx", "file"),
+        ("HTTPS://host/m.onnx", "HTTPS"),
+        (pathlib.Path("gs://bucket/m.onnx"), "gs"),
+        (pathlib.Path("file:///tmp/m.onnx"), "file"),
+    ],
+)
+def test_addresses_are_refused(path, scheme):
+    with pytest.raises(ValueError, match=rf"\({scheme}://\).* local or mounted path"):
+        check_local(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["m.onnx", "/tmp/m.onnx", "run:3/m.onnx", "a/gs://b/m.onnx", "C:/m.onnx"]
+)
+def test_paths_are_taken(path):
+    check_local(path)
+    check_local(pathlib.Path(path))
