@@ -2,19 +2,28 @@
 
 import os
 import pathlib
+import secrets
 
 
 def publish(data: bytes, path: pathlib.Path) -> None:
     """Writes a file atomically; replaces an existing file, and creates parent folders.
 
+    Of several that write one path at a time, the last one's file stays.
+
     Args:
         data: contents of the file.
         path: path of the file.
+
+    Raises:
+        OSError: if the file cannot be written; one that existed is left unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Unlike a process id, the name is no other thread's, and no other host's on a
+    # shared volume. It is created here, not by `tempfile`, for the mode of any file.
+    temporary = path.with_name(f".aqtlite-{secrets.token_hex(8)}")
+    file = temporary.open("xb")
     try:
-        with temporary.open("wb") as file:
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
