@@ -20,11 +20,11 @@ from aqtlite.checkpoint.variables import tracing_with
 from aqtlite.cli import configs, edge_options, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.edge import program
+from aqtlite.edge.publish import check_target
 from aqtlite.errors import UserError
 from aqtlite.extras import EXTRAS
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.jaxpr import tracing
-from aqtlite.output.local_paths import check_local
 
 _PACKAGES = {
     ".tflite": ("litert_converter", "ai_edge_litert"),
@@ -145,7 +145,7 @@ def _check_target(target: pathlib.Path, overwrite: bool) -> None:
 def _check_free(path: pathlib.Path, overwrite: bool) -> None:
     """Raises UserError if a file cannot be written, before any work."""
     with _in_one_line():
-        check_local(path)
+        check_target(path)
     output.check_free(path, overwrite)
 
 

@@ -13,12 +13,11 @@ from aqtlite.edge.litert import converter
 from aqtlite.edge.litert import write as litert_write
 from aqtlite.edge.onnx import check as onnx_check
 from aqtlite.edge.onnx import write as onnx_write
-from aqtlite.edge.publish import publish
+from aqtlite.edge.publish import check_target, publish
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.report import Processors, Report
 from aqtlite.edge.rules import Rule
 from aqtlite.edge.rules import check as check_rules
-from aqtlite.output.local_paths import check_local
 
 Interface = Literal["integer", "uint8", "float"]
 
@@ -81,11 +80,12 @@ def export(
     Raises:
         ModuleNotFoundError: if the extra ``edge``, or ``onnx``, is not installed.
         TypeError: if an argument is of the wrong type.
-        ValueError: if `path` has another suffix or is an address such as
-            ``gs://bucket/m.onnx``, if an operation has no integer form,
-            if a shape is symbolic, if ranges are missing, if integers are asked of the
-            interface of a program in float, if `processors` is given for a LiteRT file,
-            or if verification fails. A file that existed before is then left unchanged.
+        ValueError: if `path` has another suffix, is an address such as
+            ``gs://bucket/m.onnx`` or a symbolic link, if an operation has no integer
+            form, if a shape is symbolic, if ranges are missing, if integers are asked
+            of the interface of a program in float, if `processors` is given for a
+            LiteRT file, or if verification fails. A file that existed before is then
+            left unchanged.
     """
     check_interface(interface)
     check_path(path, TARGETS)
@@ -118,13 +118,13 @@ def _check_processors(processors: Any, path: pathlib.Path) -> None:
 
 
 def check_path(path: Any, suffixes: Collection[str]) -> None:
-    """Raises TypeError or ValueError if a path is not local, or of another suffix."""
+    """Raises TypeError or ValueError if no file can be written to a path."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             f"path must name a file, got {type(path).__name__}: several inputs of the "
             "model are one argument, a tuple"
         )
-    check_local(path)
+    check_target(path)
     if pathlib.Path(path).suffix not in suffixes:
         raise ValueError(
             f"path must end in {' or '.join(suffixes)}, which say for which runtime "

@@ -4,6 +4,20 @@ import os
 import pathlib
 import secrets
 
+from aqtlite.output.local_paths import check_local
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Checks, before any work, that a path is one that `publish` can write.
+
+    Raises:
+        ValueError: if it is an address, or a symbolic link, which `publish` would
+            replace, and leave the file that it points to.
+    """
+    check_local(path)
+    if pathlib.Path(path).is_symlink():
+        raise ValueError(f"{path} is a symbolic link; name what it points to")
+
 
 def publish(data: bytes, path: pathlib.Path) -> None:
     """Writes a file atomically; replaces an existing file, and creates parent folders.
@@ -12,7 +26,7 @@ def publish(data: bytes, path: pathlib.Path) -> None:
 
     Args:
         data: contents of the file.
-        path: path of the file.
+        path: path of the file, as `check_target` takes it.
 
     Raises:
         OSError: if the file cannot be written; one that existed is left unchanged.

@@ -11,8 +11,7 @@ import rich.box
 import rich.table
 
 from aqtlite.config.json import json_text
-from aqtlite.edge.publish import publish
-from aqtlite.output.local_paths import check_local
+from aqtlite.edge.publish import check_target, publish
 
 
 class Range(NamedTuple):
@@ -115,9 +114,10 @@ class Ranges(Mapping[str, Range]):
         """Writes the table to a JSON file, atomically.
 
         Raises:
-            ValueError: if `path` is an address such as ``gs://bucket/ranges.json``.
+            ValueError: if `path` is an address such as ``gs://bucket/ranges.json``, or
+                a symbolic link.
         """
-        check_local(path)
+        check_target(path)
         publish((self.to_json() + "\n").encode(), pathlib.Path(path))
 
     @classmethod

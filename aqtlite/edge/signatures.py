@@ -62,9 +62,9 @@ def export_signatures(
     Raises:
         ModuleNotFoundError: if the extra ``edge`` is not installed.
         TypeError: if an argument is of the wrong type.
-        ValueError: if `path` is for onnxruntime or an address, if there is no
-            signature, or where `edge.export` raises it; the message then begins with
-            the name of the signature.
+        ValueError: if `path` is for onnxruntime, an address or a symbolic link, if
+            there is no signature, or where `edge.export` raises it; the message then
+            begins with the name of the signature.
     """
     if pathlib.Path(path).suffix == ".onnx":
         raise ValueError(

@@ -360,6 +360,17 @@ def test_errors_are_one_line(argv, words, folder, capsys, monkeypatch):
     assert not (folder / "out.tflite").exists()
 
 
+def test_links_are_refused_before_any_work(folder, capsys, monkeypatch):
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
+    for name in ("out.tflite", "out.json"):
+        (folder / name).symlink_to("deploy.py")
+    argv = ["broken.safetensors", "out.tflite", *ARGV[2:], *DATA, "--overwrite"]
+    assert "out.tflite is a symbolic link; name what it" in error(capsys, *argv)
+    argv[1:2] = ["out_2.tflite", "--save-ranges", "out.json"]
+    assert "out.json is a symbolic link; name what it" in error(capsys, *argv)
+    assert (folder / "deploy.py").read_text() == FACTORY
+
+
 @pytest.mark.parametrize(
     ("step", "words"),
     [

@@ -281,19 +281,34 @@ def test_a_file_that_is_there_stays_after_a_failure(tmp_path):
     assert path.read_bytes() == b"precious"
 
 
+def _untraced(w, x):
+    raise AssertionError("traced")
+
+
 @pytest.mark.parametrize("path", ["gs://bucket/m.onnx", "file:///m.tflite"])
 def test_addresses_are_refused_before_any_work(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def untraced(w, x):
-        raise AssertionError("traced")
-
     with pytest.raises(ValueError, match=r"an address \(\w+://\)"):
-        edge.export(untraced, _W, None, _X, path)
-    one = edge.Signature(untraced, _W, None, _X)
+        edge.export(_untraced, _W, None, _X, path)
+    one = edge.Signature(_untraced, _W, None, _X)
     with pytest.raises(ValueError, match=r"an address \(s3://\)"):
         edge.export_signatures({"one": one}, "s3://bucket/m.tflite")
     assert _no_file(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".tflite"])
+def test_a_link_is_refused_before_any_work(suffix, tmp_path):
+    file, link = tmp_path / f"file{suffix}", tmp_path / f"link{suffix}"
+    file.write_bytes(b"precious")
+    link.symlink_to(file)
+    message = f"link{suffix} is a symbolic link; name what it points to"
+    with pytest.raises(ValueError, match=message):
+        edge.export(_untraced, _W, None, _X, link)
+    if suffix == ".tflite":
+        one = edge.Signature(_untraced, _W, None, _X)
+        with pytest.raises(ValueError, match=message):
+            edge.export_signatures({"one": one}, link)
+    assert link.is_symlink() and file.read_bytes() == b"precious"
 
 
 def test_unknown_interface():

@@ -20,6 +20,14 @@ def test_addresses_are_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_link_is_refused(tmp_path):
+    link = tmp_path / "link.json"
+    link.symlink_to("ranges.json")
+    with pytest.raises(ValueError, match="link.json is a symbolic link; name what it"):
+        _RANGES.save(link)
+    assert list(tmp_path.iterdir()) == [link] and link.is_symlink()
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
