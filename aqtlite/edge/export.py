@@ -79,6 +79,7 @@ def export(
 
     Raises:
         ModuleNotFoundError: if the extra ``edge``, or ``onnx``, is not installed.
+        OSError: if there is no room for the file, or it cannot be written.
         TypeError: if an argument is of the wrong type.
         ValueError: if `path` has another suffix, is an address such as
             ``gs://bucket/m.onnx`` or a symbolic link, if an operation has no integer

@@ -33,6 +33,7 @@ def check(data: bytes, deployed: Deployed, processors: Processors) -> Report:
 
     Raises:
         ModuleNotFoundError: if onnx or onnxruntime is not installed.
+        OSError: if there is no room for a temporary file of the same size.
         ValueError: if the constants or grids differ, or onnxruntime refuses the file.
     """
     onnx = package("onnx")

@@ -37,6 +37,7 @@ def optimized(data: bytes) -> File:
 
     Raises:
         ModuleNotFoundError: if onnxruntime is not installed.
+        OSError: if there is no room for the file that onnxruntime writes.
         ValueError: if onnxruntime refuses the file.
     """
     onnx, onnxruntime = package("onnx"), package("onnxruntime")
@@ -51,6 +52,7 @@ def optimized(data: bytes) -> File:
                 data, options, providers=["CPUExecutionProvider"]
             )
         except _errors() as error:
+            _check_room(path, len(data))
             raise ValueError(f"onnxruntime refuses the file: {error}") from error
         model = onnx.load(path)
     given = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
@@ -79,6 +81,27 @@ def optimized(data: bytes) -> File:
         tuple(tensors[one.name] for one in given.graph.output),
         len(data),
     )
+
+
+def _check_room(path: pathlib.Path, size: int) -> None:
+    """Checks that it is not for want of room that onnxruntime failed.
+
+    It writes the optimized file, of which a full disk is only "Protobuf serialization
+    failed"; what it has written by then stays, and does not grow any more either.
+
+    Args:
+        path: path of the file.
+        size: number of bytes to add to it.
+
+    Raises:
+        OSError: if they cannot be added.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(bytes(size))
+    except OSError as error:
+        # Errors of writing have no path, which here is not the user's.
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _errors() -> tuple[type[Exception], ...]:
