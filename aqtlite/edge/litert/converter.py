@@ -4,15 +4,16 @@ The converter and the interpreter run in separate processes (`aqtlite.edge.liter
 because both may crash on unexpected programs.
 """
 
-import json
+import io
 import pathlib
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import jax
 
@@ -48,38 +49,37 @@ def convert(functions: Mapping[str, Function]) -> bytes:
         ValueError: if the converter refuses a program.
     """
     require("litert_converter")
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        signatures = []
-        for number, (signature, one) in enumerate(functions.items()):
-            # Dropping unused inputs would shift the others against their names.
-            compiled = jax.jit(one.function, keep_unused=True)
-            lowered: Any = compiled.lower(*one.inputs).compiler_ir("stablehlo")
-            _write(lowered.operation, folder / f"{number}.mlir")
-            signatures.append(
-                {
-                    "program": f"{number}.mlir",
-                    "name": signature,
-                    "inputs": list(one.input_names),
-                    "outputs": list(one.output_names),
-                }
-            )
-        (folder / "signatures.json").write_text(json.dumps(signatures))
-        refusal = _refusal("convert", folder)
-        if refusal is not None:
-            raise ValueError(f"the LiteRT converter refuses the program: {refusal}")
-        return (folder / "model.tflite").read_bytes()
+    with tempfile.TemporaryFile() as file:
+        programs = (
+            {
+                "program": _serialized(one),
+                "name": signature,
+                "inputs": list(one.input_names),
+                "outputs": list(one.output_names),
+            }
+            for signature, one in functions.items()
+        )
+        # In the file alone, not in memory, while they are converted.
+        pickle.dump(list(programs), file)
+        data, refusal = _in_a_process("convert", file)
+    if refusal is not None:
+        raise ValueError(f"the LiteRT converter refuses the program: {refusal}")
+    return data
 
 
-def _write(operation: Any, path: pathlib.Path) -> None:
-    """Writes a module in the form that the converter can read."""
-    with path.open("wb") as file:
-        # The converter has an older MLIR. StableHLO bytecode is stable, but other
-        # dialects (`chlo.top_k`) can only be read as text.
-        if "chlo." in operation.get_asm(large_elements_limit=16):
-            file.write(operation.get_asm().encode())
-        else:
-            operation.write_bytecode(file)
+def _serialized(function: Function) -> bytes:
+    """A function as StableHLO, in the form that the converter can read."""
+    # Dropping unused inputs would shift the others against their names.
+    compiled = jax.jit(function.function, keep_unused=True)
+    lowered: Any = compiled.lower(*function.inputs).compiler_ir("stablehlo")
+    operation = lowered.operation
+    # The converter has an older MLIR. StableHLO bytecode is stable, but other
+    # dialects (`chlo.top_k`) can only be read as text.
+    if "chlo." in operation.get_asm(large_elements_limit=16):
+        return str(operation.get_asm()).encode()
+    buffer = io.BytesIO()
+    operation.write_bytecode(buffer)
+    return buffer.getvalue()
 
 
 def check_runs(data: bytes) -> None:
@@ -92,10 +92,9 @@ def check_runs(data: bytes) -> None:
         ValueError: if the interpreter refuses the file.
     """
     require("ai_edge_litert")
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / "model.tflite").write_bytes(data)
-        refusal = _refusal("run", folder)
+    with tempfile.TemporaryFile() as file:
+        pickle.dump(data, file)
+        _, refusal = _in_a_process("run", file)
     if refusal is not None:
         raise ValueError(
             f"LiteRT's interpreter refuses the file: {refusal}. If rules ask for int16 "
@@ -104,26 +103,32 @@ def check_runs(data: bytes) -> None:
         )
 
 
-def _refusal(step: Literal["convert", "run"], folder: pathlib.Path) -> str | None:
-    """Runs a step in a separate process; returns why it failed, or None."""
+def _in_a_process(
+    step: Literal["convert", "run"], given: IO[bytes]
+) -> tuple[bytes, str | None]:
+    """Runs a step in a separate process, on what is pickled in a temporary file.
+
+    Where this process is killed, nothing stays: the file has no name, and the other
+    process ends when nobody reads its result any more.
+
+    Returns:
+        The result; and why the step failed, or None.
+    """
     program = pathlib.Path(litert.__file__).parent
+    given.seek(0)
     done = subprocess.run(
-        [sys.executable, str(program), step, str(folder)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
+        [sys.executable, str(program), step], stdin=given, capture_output=True
     )
     if done.returncode == 0:
-        return None
-    said = folder / "refusal.txt"
-    if said.exists():
-        return _first(said.read_text())
+        return done.stdout, None
+    if done.returncode == 1 and done.stdout:
+        return b"", _first(done.stdout.decode(errors="replace"))
     how = f"exit code {done.returncode}"
     if done.returncode < 0:
         how = signal.Signals(-done.returncode).name
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return f"its process ended with {how}: {' / '.join(lines[-3:])}"
+    said = done.stderr.decode(errors="replace")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return b"", f"its process ended with {how}: {' / '.join(lines[-3:])}"
 
 
 def _first(message: str) -> str:
