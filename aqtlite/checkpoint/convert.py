@@ -10,7 +10,7 @@ from flax import nnx
 
 from aqtlite.checkpoint import run
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.formats import Reader, local_path
 from aqtlite.checkpoint.job import job_of
 from aqtlite.checkpoint.load_float import calibrated, open_float, variables_of
 from aqtlite.checkpoint.moved import Moved
@@ -110,6 +110,7 @@ def convert_checkpoint(
     >>> bool((dense.apply(serving, x) == dense.apply(variables, x)).all())
     True
     """
+    out = local_path(target)
     paths = (subtree,) if isinstance(subtree, str) else tuple(subtree)
     opened: Reader
     if not moves:
@@ -129,7 +130,6 @@ def convert_checkpoint(
     if calibrate is not None:
         opened = calibrated(opened, variables, calibrate)
     job = job_of(opened, variables, keep_float, packed)
-    out = pathlib.Path(target)
     if dry_run:
         return run.plan(job, opened, out, overwrite)
     return run.run(job, opened, out, allow_nonfinite, overwrite, console)

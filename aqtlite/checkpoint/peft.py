@@ -22,6 +22,7 @@ import numpy as np
 from aqtlite import config
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import local_path
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
 from aqtlite.checkpoint.name_map import Move
 from aqtlite.checkpoint.names import name_of
@@ -254,7 +255,7 @@ def save_peft(
         "fan_in_fan_out": False,
         "target_modules": modules,
     }
-    with new_path(pathlib.Path(path)) as folder:
+    with new_path(local_path(path)) as folder:
         folder.mkdir()
         SafetensorsWriter().write(folder / _FILE, list(_lazy(arrays)), str)
         (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n")

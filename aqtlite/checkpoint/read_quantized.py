@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import local_path
 from aqtlite.checkpoint.quantized_formats import (
     awq,
     base,
@@ -119,7 +120,7 @@ def load_quantized(path: str | os.PathLike) -> QuantizedCheckpoint:
             dtypes and shapes contradict each other or the config. Reading a weight
             raises it for scales that the format does not allow.
     """
-    path = pathlib.Path(path)
+    path = local_path(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     with _named(path):

@@ -14,6 +14,7 @@ import numpy as np
 from aqtlite.checkpoint import staging
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import local_path
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
 from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.quantized_formats import (
@@ -63,7 +64,7 @@ def save_quantized(
     Raises:
         CheckpointError: if the path exists, or a weight does not fit the format.
     """
-    path = pathlib.Path(path)
+    path = local_path(path)
     if format not in get_args(Format):
         names = ", ".join(get_args(Format))
         raise CheckpointError(f"format={format!r} is not written; {names} are")

@@ -1,4 +1,4 @@
-"""Private: tables and plots for people, of plain figures; and paths to write to.
+"""Private: tables and plots for people, of plain figures; and paths of files.
 
 `tables` lays out text for terminals and HTML for notebooks, `rich_tables` the same by
 rich, `plots` draws by Matplotlib, and `local_paths` refuses addresses as paths of

@@ -1,4 +1,4 @@
-"""Paths of files to write, which are local ones."""
+"""Paths of files, which are local ones."""
 
 import os
 import re
@@ -16,12 +16,12 @@ def check_local(path: str | os.PathLike[str]) -> None:
     >>> check_local("gs://bucket/model.onnx")
     Traceback (most recent call last):
         ...
-    ValueError: gs://bucket/model.onnx is an address (gs://), and files are written to \
-a local or mounted path: name one, and copy what is written there
+    ValueError: gs://bucket/model.onnx is an address (gs://): only local and mounted \
+paths are read and written
 
     Args:
-        path: path of the file or folder to write, possibly an address that
-            `pathlib.Path` has shortened to ``gs:/bucket``.
+        path: path of the file or folder, possibly an address that `pathlib.Path` has
+            shortened to ``gs:/bucket``.
 
     Raises:
         ValueError: if it begins with a scheme such as ``gs://``, ``s3://`` or
@@ -31,6 +31,6 @@ a local or mounted path: name one, and copy what is written there
     found = _ADDRESS.match(name)
     if found is not None:
         raise ValueError(
-            f"{name} is an address ({found[1]}://), and files are written to a local "
-            "or mounted path: name one, and copy what is written there"
+            f"{name} is an address ({found[1]}://): only local and mounted paths are "
+            "read and written"
         )

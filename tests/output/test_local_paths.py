@@ -19,7 +19,7 @@ pytestmark = pytest.mark.code("quick")
     ],
 )
 def test_addresses_are_refused(path, scheme):
-    with pytest.raises(ValueError, match=rf"\({scheme}://\).* local or mounted path"):
+    with pytest.raises(ValueError, match=rf"\({scheme}://\).* local and mounted path"):
         check_local(path)
 
 

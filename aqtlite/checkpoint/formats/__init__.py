@@ -5,7 +5,7 @@ Read `base` first.
 """
 
 from aqtlite.checkpoint.formats.base import Reader, Writer
-from aqtlite.checkpoint.formats.paths import open_reader, writer_for
+from aqtlite.checkpoint.formats.paths import local_path, open_reader, writer_for
 from aqtlite.checkpoint.formats.subtree import Subtree
 
-__all__ = ["Reader", "Subtree", "Writer", "open_reader", "writer_for"]
+__all__ = ["Reader", "Subtree", "Writer", "local_path", "open_reader", "writer_for"]

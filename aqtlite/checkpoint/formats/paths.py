@@ -1,10 +1,21 @@
 """Selection of a checkpoint's format by its path."""
 
+import os
 import pathlib
 
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import msgpack, orbax, safetensors
 from aqtlite.checkpoint.formats.base import Reader, Writer
+from aqtlite.output.local_paths import check_local
+
+
+def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a path; raises CheckpointError for an address such as ``gs://bucket``."""
+    try:
+        check_local(path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    return pathlib.Path(path)
 
 
 def open_reader(path: pathlib.Path) -> Reader:
@@ -20,7 +31,7 @@ def open_reader(path: pathlib.Path) -> Reader:
 
 
 def _open(path: pathlib.Path) -> Reader:
-    if not path.exists():
+    if not local_path(path).exists():
         raise CheckpointError(f"{path} does not exist")
     if path.is_dir():
         if safetensors.files_in(path):

@@ -4,9 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aqtlite import checkpoint
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 from aqtlite.checkpoint.formats import open_reader, writer_for
-from tests.checkpoint.support import FORMATS, refuses, save
+from tests.checkpoint.support import FORMATS, MODEL, VARIABLES, refuses, save
+from tests.flax.support import X
 
 pytestmark = pytest.mark.code("quick")
 
@@ -99,3 +101,19 @@ def test_paths_of_no_format(tmp_path):
     (tmp_path / "x.bin").touch()
     refuses("neither a folder", open_reader, tmp_path / "x.bin")
     refuses("read, not written", writer_for, tmp_path / "x.msgpack")
+
+
+class TestAddresses:
+    """Paths are local: an address would name a folder ``gs:`` here."""
+
+    @pytest.mark.parametrize("there", ["gs://bucket/out", "s3://bucket/x.safetensors"])
+    def test_are_refused(self, there, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        source = save(tmp_path / "v", VARIABLES, "msgpack")
+        refuses("is an address", checkpoint.convert_checkpoint, source, there, MODEL, X)
+        refuses("is an address", checkpoint.convert_checkpoint, there, "out", MODEL, X)
+        refuses("is an address", checkpoint.load_serving, there, MODEL)
+        refuses("is an address", checkpoint.load_quantized, there)
+        with pytest.raises(checkpoint.CheckpointError, match="is an address"):
+            checkpoint.save_quantized(there, {}, format="gguf")
+        assert list(tmp_path.iterdir()) == [source]
