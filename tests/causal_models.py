@@ -184,6 +184,31 @@ class Experts(nn.Module):
         return jnp.einsum("btec,becd->btd", dispatch * gates[..., None], rows)
 
 
+class SeveralExperts(nn.Module):
+    """A mixture of experts of which each token chooses two, combined by an einsum."""
+
+    equation: str = "btkec,btk->btec"
+
+    @nn.compact
+    def __call__(self, x, mask):
+        x = _cleared(x, mask)
+        gates = jax.nn.softmax(nn.Dense(EXPERTS, name="router")(x))
+        weights, experts = jax.lax.top_k(gates, 2)
+        chosen = jax.nn.one_hot(experts, EXPERTS, dtype=jnp.int32)
+        chosen *= mask[..., None, None]
+        before = jnp.cumsum(chosen.reshape(len(x), -1, EXPERTS), 1)
+        slot = before.reshape(chosen.shape) * chosen - 1
+        slots = jax.nn.one_hot(slot, 2 * x.shape[1])
+        rows = jnp.einsum("btec,btd->becd", slots.sum(2), x)
+        init = nn.initializers.normal(0.3)
+        up = self.param("up", init, (EXPERTS, x.shape[-1], x.shape[-1]))
+        rows = nn.relu(jnp.einsum("becd,edf->becf", rows, up))
+        if "d" in self.equation:
+            return jnp.einsum(self.equation, slots, weights, rows)
+        combine = jnp.einsum(self.equation, slots, weights)
+        return jnp.einsum("btec,becd->btd", combine, rows)
+
+
 class Recurrent(nn.Module):
     """A recurrent layer, a scan over time."""
 
@@ -216,6 +241,8 @@ MODELS = {
     "padded convolution": Convolution(is_padded_by_hand=True),
     "depthwise convolution": Convolution(is_depthwise=True),
     "experts": Experts(),
+    "two experts for a token": SeveralExperts(),
+    "two experts, in one einsum": SeveralExperts("btkec,btk,becd->btd"),
     "recurrent": Recurrent(),
     "cross attention": CrossAttention(),
 }

@@ -12,6 +12,7 @@ from aqtlite.jaxpr.axes.axis_facts import (
     VERY_NEGATIVE,
     AxisFact,
     Facts,
+    Source,
     either,
     joined,
 )
@@ -252,28 +253,59 @@ def _concatenate(eqn: Any, inputs: Sequence[Facts]) -> Facts:
 
 
 def _dot_general(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    (contracting, batch) = eqn.params["dimension_numbers"]
+    contracting, batch = eqn.params["dimension_numbers"]
     lhs, rhs = inputs[:2]
+    remaining = [
+        [i for i in range(len(x.axes)) if i not in (*taken, *both)]
+        for x, taken, both in zip((lhs, rhs), contracting, batch, strict=True)
+    ]
     # Products of triangular matrices are triangular, those of choices are choices; if
     # nothing is contracted, each element is a product.
-    keeps_zeros = not contracting[0] or all(
+    keeps_all = not contracting[0] or all(
         any(axis.has_zeros for axis in x.axes) for x in (lhs, rhs)
     )
+    is_weighted = [
+        all(atom.aval.shape[i] == 1 for i in others)
+        for atom, others in zip(eqn.invars[1::-1], remaining[::-1], strict=True)
+    ]
+    of_both = zip((lhs, rhs), contracting, remaining, is_weighted, strict=True)
+    keeps = [
+        keeps_all or (weighted and _is_choice(x, taken, others))
+        for x, taken, others, weighted in of_both
+    ]
     axes = []
-    for i, j in zip(*batch, strict=True):
-        fact = either((lhs.axes[i], rhs.axes[j]))
-        axes.append(AxisFact(fact.sources, has_zeros=fact.has_zeros and keeps_zeros))
-    for facts, taken, both in zip((lhs, rhs), contracting, batch, strict=True):
+    for pair in zip(*batch, strict=True):
+        facts_of_axis = lhs.axes[pair[0]], rhs.axes[pair[1]]
+        has_zeros = any(
+            one.has_zeros and kept
+            for one, kept in zip(facts_of_axis, keeps, strict=True)
+        )
+        axes.append(AxisFact(either(facts_of_axis).sources, has_zeros=has_zeros))
+    for facts, others, kept in zip((lhs, rhs), remaining, keeps, strict=True):
         axes += [
             AxisFact(
-                axis.sources,
-                has_zeros=axis.has_zeros and keeps_zeros,
-                padding=axis.padding,
+                axis.sources, has_zeros=axis.has_zeros and kept, padding=axis.padding
             )
-            for i, axis in enumerate(facts.axes)
-            if i not in (*taken, *both)
+            for axis in (facts.axes[i] for i in others)
         ]
     return Facts(tuple(axes), lhs.is_constant and rhs.is_constant)
+
+
+def _is_choice(
+    facts: Facts, contracted: Sequence[int], remaining: Sequence[int]
+) -> bool:
+    """Whether a sum over some axes, weighted, is zero where a mask has no choice.
+
+    So it is for the experts and slots that a token chooses, but not for the positions
+    that another one attends to, of which it always leaves some.
+    """
+    of_sum = [facts.axes[i] for i in contracted]
+    others = frozenset[Source]().union(*(facts.axes[i].sources for i in remaining))
+    return (
+        not facts.is_constant
+        and any(axis.has_zeros for axis in of_sum)
+        and not any(axis.sources & others for axis in of_sum)
+    )
 
 
 def _conv(eqn: Any, inputs: Sequence[Facts]) -> Facts:
