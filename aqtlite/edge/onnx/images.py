@@ -9,7 +9,7 @@ from jax import lax
 
 from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.onnx import weights
-from aqtlite.edge.onnx.call import Call, Form, number
+from aqtlite.edge.onnx.call import Call, Form
 from aqtlite.edge.onnx.writer import Array
 from aqtlite.edge.operators import contractions, reductions
 from aqtlite.edge.operators.base import Equation
@@ -35,10 +35,8 @@ def conv(call: Call, operator: contractions.Conv2D) -> Array:
         return _conv_of_frozen(call, operator, call.weight)
     (x, w, *bias), writer, name = call.inputs, call.writer, call.name
     if call.grid is None and writer.has_integers:
-        # After integers, onnxruntime quantizes the float kernel of a Conv, unless an
-        # operator outside its fusion patterns is in between.
-        lowest = number(writer, float(np.finfo(np.float32).min), np.float32)
-        x = writer.apply("Max", [x], x.shape, None, f"{name}/input", lowest)
+        # After integers, onnxruntime quantizes the float kernel of a Conv.
+        x = writer.barrier(x, f"{name}/input")
     # A quantized kernel is already stored as [N, C, H, W].
     if w.grid is None:
         w = writer.transpose(w, (3, 2, 0, 1), f"{name}/w")

@@ -84,6 +84,10 @@ class _Writing:
             self.arrays[value] = writer.quantize(
                 floats, shape, grid, f"{name}/quantized"
             )
+        elif in_file is not None:
+            # Otherwise onnxruntime moves an operator of layout in front of the
+            # DequantizeLinear, and gives the integers in between two dtypes.
+            self.arrays[value] = writer.barrier(self.arrays[value], f"{name}/input")
         return given
 
     def give(self, value: int, name: str, in_file: Grid | None) -> Array:

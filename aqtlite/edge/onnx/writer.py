@@ -80,6 +80,7 @@ class Writer:
         self._floats: dict[str, str] = {}
         self._frozen: dict[tuple[Any, ...], str] = {}
         self._dynamic: dict[str, tuple[str, str, str]] = {}
+        self._barriers: set[str] = set()
 
     @property
     def has_integers(self) -> bool:
@@ -208,6 +209,19 @@ class Writer:
         """Quantizes values to a grid."""
         found = self.node("QuantizeLinear", [floats, *self._parameters(grid)], name)
         return Array(found, tuple(shape), np.dtype(np.float32), grid)
+
+    def barrier(self, x: Array, name: str) -> Array:
+        """Adds a Max that changes no float, unless the array comes from one.
+
+        It is outside the patterns by which onnxruntime fuses and moves the operators
+        around it.
+        """
+        if x.name in self._barriers:
+            return x
+        lowest = self.initializer(np.finfo(np.float32).min, "float32", "lowest")
+        made = self.apply("Max", [x], x.shape, None, name, lowest)
+        self._barriers.add(made.name)
+        return made
 
     def interface(
         self, operator: str, x: str, grid: Grid, name: str | None = None

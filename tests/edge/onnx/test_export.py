@@ -1,5 +1,6 @@
 import sys
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +11,13 @@ from jax import lax
 from aqtlite import edge
 from aqtlite.edge import Rule
 from tests.common import normal
+from tests.edge.onnx import runs
 
 pytestmark = pytest.mark.code("quick")
 
 X = normal((2, 4))
 WEIGHT = normal((4, 3), 1)
+KERNEL = normal((3, 3, 2, 2), 1)
 
 
 def export(function, path, rules=(), **options):
@@ -109,6 +112,30 @@ def test_a_transposed_convolution_in_float(
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"input": np.asarray(image)})
     np.testing.assert_allclose(found, function({}, image), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda x: lax.conv_transpose(x, KERNEL, (2, 2), "SAME"),
+        lambda x: nn.avg_pool(x, (2, 2), (2, 2)),
+        lambda x: jnp.tanh(x.swapaxes(1, 2)),
+    ],
+    ids=["conv_transpose", "avg_pool", "tanh"],
+)
+def test_a_first_operator_in_float_takes_integers(first, tmp_path):
+    # onnxruntime moves the transposition in front of it.
+    def function(w, x):
+        with jax.named_scope("first"):
+            y = first(x)
+        return y @ w
+
+    rules = [Rule(path="first.*", is_float=True)]
+    args = normal((2, 2)), (normal((1, 4, 4, 2), 2),)
+    run = runs.run(function, *args, tmp_path / "model.onnx", rules)
+    assert run.report.inputs[0].dtype == "int8"
+    assert {"ConvTranspose", "AveragePool", "Tanh"} & {*run.in_float}
+    np.testing.assert_array_equal(run.found, run.expected)
 
 
 def test_int2_is_refused(tmp_path):
