@@ -34,14 +34,22 @@ def conv(call: Call, operator: contractions.Conv2D) -> Array:
     if call.weight is not None:
         return _conv_of_frozen(call, operator, call.weight)
     (x, w, *bias), writer, name = call.inputs, call.writer, call.name
-    if call.grid is None and writer.has_integers:
-        # After integers, onnxruntime quantizes the float kernel of a Conv.
-        x = writer.barrier(x, f"{name}/input")
+    if call.grid is None:
+        x = _unfused(call, x)
     # A quantized kernel is already stored as [N, C, H, W].
     if w.grid is None:
         w = writer.transpose(w, (3, 2, 0, 1), f"{name}/w")
     geometry = _geometry(operator, x.shape[1:3], w.shape[2:])
     return _image_operator(call, "Conv", [x, w, *bias], **geometry)
+
+
+def _unfused(call: Call, x: Array) -> Array:
+    """The input of a convolution in float, whose kernel has to stay in float.
+
+    After integers, onnxruntime would quantize it, with one scale for all channels.
+    """
+    writer = call.writer
+    return writer.barrier(x, f"{call.name}/input") if writer.has_integers else x
 
 
 def _conv_of_frozen(
@@ -125,6 +133,7 @@ def conv_transpose(call: Call, equation: Equation) -> Array:
     assert weight.known is not None
     dims = params["dimension_numbers"]
     groups = params["feature_group_count"]
+    x = _unfused(call, x)
     x = writer.transpose(x, dims.lhs_spec, f"{call.name}/channels_first")
     if call.weight is not None and takes_frozen(equation, call.weight):
         kernel = weights.floats(

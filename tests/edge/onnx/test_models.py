@@ -174,3 +174,19 @@ def test_a_layer_that_rules_leave_in_float_stays_so(kind, use_bias, layer, tmp_p
     run = runs.run(model, variables, (x,), tmp_path / "model.onnx", rules)
     assert {"MatMul", "FusedConv", "Conv"} & {*run.in_float}
     assert run.quanta.max() <= 1 and (run.quanta > 0).mean() < 0.01
+
+
+def test_a_transposed_convolution_in_float_stays_so(tmp_path):
+    """onnxruntime would quantize its weight, with one scale for all channels."""
+    kernel = normal(3, 3, 4, 3).at[:, :, 0].mul(1000)
+
+    def function(w, x):
+        y = nn.relu(x @ w) * jnp.asarray([1e-3, 1, 1, 1])
+        with jax.named_scope("up"):
+            return jax.lax.conv_transpose(y, kernel, (2, 2), "SAME")
+
+    rules = [Rule(path="up.*", is_float=True)]
+    args = normal(4, 4), (normal(2, 6, 6, 4),)
+    run = runs.run(function, *args, tmp_path / "model.onnx", rules)
+    assert "ConvTranspose" in run.in_float
+    assert run.quanta.max() <= 1 and (run.quanta > 0).mean() < 0.01
