@@ -16,6 +16,7 @@ from jax import lax
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
+from aqtlite.edge.litert import transposed
 from aqtlite.edge.operators.arithmetic import Multiply
 from aqtlite.edge.operators.base import Operator
 from aqtlite.edge.operators.contractions import Conv2D
@@ -73,7 +74,7 @@ def _run(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> Sequence[Any]
             x if i in deployed.known else lax.optimization_barrier(x)
             for i, x in zip(node.inputs, inputs, strict=True)
         ]
-        outputs = node.compute(inputs)
+        outputs = _compute(node, _operands(node.operator, inputs))
         return [lax.optimization_barrier(y) for y in outputs]
     inputs = [
         mark(x, grids[i]) if i in program.unrounded else x
@@ -95,7 +96,8 @@ def _run_in_float(
     deployed: Deployed, node: Node, inputs: Sequence[Any]
 ) -> Sequence[Any]:
     """Computes an operator of a program in float, with its frozen weight if any."""
-    given, operator = list(inputs), node.operator
+    operator = node.operator
+    given = _operands(operator, inputs)
     is_known = not deployed.known.keys().isdisjoint(node.inputs)
     if isinstance(operator, Multiply) and is_known and any(deployed.operands.values()):
         # The converter would fold a known factor into the integers of a weight.
@@ -104,14 +106,27 @@ def _run_in_float(
         # Between two transpositions, the converter would drop the second.
         given = [lax.optimization_barrier(x) for x in given]
     for position, one in deployed.operands.get(node.outputs[0], {}).items():
-        given[position] = mark(one.dequant(), one.grid)
+        value = transposed.dilated(operator, position, one.dequant())
+        given[position] = mark(value, one.grid)
         if node.output in deployed.dynamic and (
             one.grid.dtype == "int8" or not _may_be_depthwise(operator, given[0])
         ):
             given[0] = lax.composite(lambda x, **_: x, name="quant.fake_quant")(
                 given[0], **_OWN_RANGE
             )
-    return node.compute(given)
+    return _compute(node, given)
+
+
+def _operands(operator: Operator, inputs: Sequence[Any]) -> list[Any]:
+    """Operands of an operator in float, as `_compute` takes them."""
+    return [transposed.dilated(operator, i, x) for i, x in enumerate(inputs)]
+
+
+def _compute(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Computes an operator in float, in a form that the converter gets right."""
+    if transposed.is_transposed(node.operator):
+        return transposed.compute(node.operator, inputs)
+    return node.compute(inputs)
 
 
 def _may_be_depthwise(operator: Operator, x: jax.Array) -> bool:

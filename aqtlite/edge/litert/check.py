@@ -16,6 +16,7 @@ from aqtlite.edge.contractions import reported
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Quantized
+from aqtlite.edge.litert import transposed
 from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.contractions import Conv2D, Weighted
 from aqtlite.edge.report import File, Report, Tensor
@@ -183,6 +184,7 @@ def _layouts(node: Node, position: int, one: Quantized) -> list[np.ndarray]:
     """A known operand with its axes in all orders that a file may have."""
     array = np.asarray(one.qvalue)
     if position == 1 and isinstance(node.operator, Equation):
+        array = np.asarray(transposed.dilated(node.operator, position, array))
         out, features, *window = node.operator.params["dimension_numbers"].rhs_spec
         return [array.transpose(out, *window, features)]
     if position != 1 or not isinstance(node.operator, Weighted):
