@@ -91,7 +91,7 @@ def _equation(
     if name in _CONTROL_FLOW:
         raise ValueError(
             f"{path or 'the function'} has a {name}, whose steps depend on data: a "
-            "full-integer program has no control flow. Scans of a known length are "
+            "file has no control flow, in float or not. Scans of a known length are "
             "unrolled; take other loops and conditions out of what is exported"
         )
     is_made = name == OPERAND

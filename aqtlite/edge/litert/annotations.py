@@ -16,7 +16,7 @@ from jax import lax
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
-from aqtlite.edge.litert import transposed
+from aqtlite.edge.litert import floats, transposed
 from aqtlite.edge.operators.arithmetic import Multiply
 from aqtlite.edge.operators.base import Operator
 from aqtlite.edge.operators.contractions import Conv2D
@@ -74,7 +74,7 @@ def _run(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> Sequence[Any]
             x if i in deployed.known else lax.optimization_barrier(x)
             for i, x in zip(node.inputs, inputs, strict=True)
         ]
-        outputs = _compute(node, _operands(node.operator, inputs))
+        outputs = floats.compute(node, floats.operands(node.operator, inputs))
         return [lax.optimization_barrier(y) for y in outputs]
     inputs = [
         mark(x, grids[i]) if i in program.unrounded else x
@@ -97,7 +97,7 @@ def _run_in_float(
 ) -> Sequence[Any]:
     """Computes an operator of a program in float, with its frozen weight if any."""
     operator = node.operator
-    given = _operands(operator, inputs)
+    given = floats.operands(operator, inputs)
     is_known = not deployed.known.keys().isdisjoint(node.inputs)
     if isinstance(operator, Multiply) and is_known and any(deployed.operands.values()):
         # The converter would fold a known factor into the integers of a weight.
@@ -114,19 +114,7 @@ def _run_in_float(
             given[0] = lax.composite(lambda x, **_: x, name="quant.fake_quant")(
                 given[0], **_OWN_RANGE
             )
-    return _compute(node, given)
-
-
-def _operands(operator: Operator, inputs: Sequence[Any]) -> list[Any]:
-    """Operands of an operator in float, as `_compute` takes them."""
-    return [transposed.dilated(operator, i, x) for i, x in enumerate(inputs)]
-
-
-def _compute(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Computes an operator in float, in a form that the converter gets right."""
-    if transposed.is_transposed(node.operator):
-        return transposed.compute(node.operator, inputs)
-    return node.compute(inputs)
+    return floats.compute(node, given)
 
 
 def _may_be_depthwise(operator: Operator, x: jax.Array) -> bool:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.operators.base import Equation, Operator
 
 _LARGEST_RANK = 4
@@ -27,22 +26,14 @@ def is_transposed(operator: Operator) -> bool:
     )
 
 
-def check(deployed: Deployed) -> None:
-    """Raises ValueError if a transposed convolution has more axes than LiteRT's."""
-    graph = deployed.program.graph
-    found = [
-        f"{node.place}: {node.operator.name_in_rules}"
-        for node in graph.nodes
-        if is_transposed(node.operator)
-        and node.outputs[0] not in deployed.known
-        and len(graph.values[node.outputs[0]].shape) > _LARGEST_RANK
-    ]
-    if found:
-        raise ValueError(
-            "these transposed convolutions are over more than two axes, and LiteRT has "
-            "no operator for them, in float or not; leave them out of what is "
-            "exported, or export to a path that ends in .onnx:\n  " + "\n  ".join(found)
-        )
+def refusal(operator: Operator, shape: Sequence[int]) -> str | None:
+    """Why LiteRT has no transposed convolution of a shape; None if it has."""
+    if not is_transposed(operator) or len(shape) <= _LARGEST_RANK:
+        return None
+    return (
+        "it is a transposed convolution over more than two axes; a path that ends in "
+        ".onnx may have it"
+    )
 
 
 def dilated(operator: Operator, position: int, x: Any) -> Any:

@@ -6,13 +6,7 @@ import jax
 
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.grid import Grid
-from aqtlite.edge.litert import (
-    annotations,
-    check,
-    converter,
-    flatbuffer,
-    transposed,
-)
+from aqtlite.edge.litert import annotations, check, converter, flatbuffer, floats
 from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.contractions import Conv2D
 from aqtlite.edge.report import Report
@@ -35,7 +29,7 @@ def write(programs: Mapping[str, Given]) -> tuple[bytes, dict[str, Report]]:
     for deployed, _ in programs.values():
         check.check_widths(deployed)
         check.check_weights(deployed)
-        transposed.check(deployed)
+        floats.check(deployed)
     functions = {name: _function(*one) for name, one in programs.items()}
     try:
         data = converter.convert(functions)

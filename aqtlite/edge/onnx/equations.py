@@ -9,7 +9,7 @@ import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.grid import Quantized
-from aqtlite.edge.onnx import forms, images
+from aqtlite.edge.onnx import forms, images, sorting
 from aqtlite.edge.onnx.call import Call, Form
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
 from aqtlite.edge.operators.base import Equation
@@ -42,6 +42,8 @@ def write(
     assert isinstance(equation, Equation)
     name = "/".join(part for part in (node.path, equation.primitive) if part)
     inputs = [writer.in_floats(x) for x in inputs]
+    if equation.primitive in ("sort", "top_k"):
+        return sorting.write(writer, equation, inputs, name)
     form = FORMS.get(equation.primitive)
     if len(inputs) > 1 and images.is_transposed(equation, inputs[1]):
         form = images.conv_transpose

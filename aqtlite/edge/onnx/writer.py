@@ -101,10 +101,21 @@ class Writer:
         self, operator: str, inputs: Sequence[str], name: str, **attributes: Any
     ) -> str:
         """Adds a node; returns the name of its output."""
-        output = self.name(name)
-        make = self._onnx.helper.make_node
-        self.nodes.append(make(operator, list(inputs), [output], **attributes))
+        (output,) = self.node_of_several(operator, inputs, [name], **attributes)
         return output
+
+    def node_of_several(
+        self,
+        operator: str,
+        inputs: Sequence[str],
+        names: Sequence[str],
+        **attributes: Any,
+    ) -> list[str]:
+        """Adds a node with several outputs; returns their names."""
+        outputs = list(map(self.name, names))
+        make = self._onnx.helper.make_node
+        self.nodes.append(make(operator, list(inputs), outputs, **attributes))
+        return outputs
 
     def initializer(self, array: Any, dtype: str, name: str) -> str:
         """Adds a constant, or reuses an equal one; returns its name."""
@@ -174,13 +185,12 @@ class Writer:
     def dynamically_quantized(self, x: Array) -> tuple[str, str, str]:
         """Quantizes an array by its own range; returns integers, scale, zero point."""
         if x.name not in self._dynamic:
-            names = [
-                self.name(f"{x.name}/{part}")
-                for part in ("quantized", "scale", "zero_point")
-            ]
-            make = self._onnx.helper.make_node
-            self.nodes.append(make("DynamicQuantizeLinear", [x.name], names))
-            self._dynamic[x.name] = names[0], names[1], names[2]
+            q, scale, zero_point = self.node_of_several(
+                "DynamicQuantizeLinear",
+                [x.name],
+                [f"{x.name}/{part}" for part in ("quantized", "scale", "zero_point")],
+            )
+            self._dynamic[x.name] = q, scale, zero_point
         return self._dynamic[x.name]
 
     def floats(self, x: Array) -> str:

@@ -70,16 +70,27 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
             f"edge.Rule(path={re.escape(node.path)!r}, "
             f"op={node.operator.name_in_rules!r}, is_float=True)"
             for node in left
+            if not _sorts_by_several_keys(node)
         )
-        raise ValueError(
+        message = (
             "these operations have no integer form; leave them out of what is "
             "exported, or in float by edge.Rule(path=..., is_float=True):\n  "
             + "\n  ".join(lines)
-            + "\nThe rules that leave these alone in float, before any others:\n  ["
-            + ",\n   ".join(rules)
-            + "]"
         )
+        if rules:
+            message += (
+                "\nThe rules that leave these alone in float, before any others:\n  ["
+                + ",\n   ".join(rules)
+                + "]"
+            )
+        raise ValueError(message)
     return built
+
+
+def _sorts_by_several_keys(node: Node) -> bool:
+    """Whether a node is a sort that runtimes do not have in float, either."""
+    operator = node.operator
+    return isinstance(operator, Equation) and operator.params.get("num_keys", 1) > 1
 
 
 def _is_translated(graph: Graph, node: Node, static: frozenset[int]) -> bool:
@@ -91,6 +102,11 @@ def _is_translated(graph: Graph, node: Node, static: frozenset[int]) -> bool:
 
 def _translated(ctx: Context) -> list[int]:
     primitive = ctx.equation.primitive
+    if _sorts_by_several_keys(ctx.node):
+        raise NotTranslatable(
+            "it sorts by several keys, and runtimes by one, in float or not: leave it "
+            "out of what is exported"
+        )
     if primitive not in TRANSLATIONS:
         why = _REASONS.get(primitive, "runtimes have no integer operator for it")
         raise NotTranslatable(why)
