@@ -107,6 +107,9 @@ def evaluate(
 
     Returns:
         Outputs of the graph.
+
+    Raises:
+        ValueError: if a node cannot be computed with its inputs.
     """
     values = dict(outer)
     values.update(graph.constants)
@@ -130,9 +133,15 @@ def _results(
     try:
         with scope:
             results = node.operator.function(Call(node, values, parameters), *inputs)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         error.add_note(f"in the {node} of the ONNX network, with {_text(inputs)}")
         raise
+    except (IndexError, TypeError) as error:
+        # The caller's arguments were checked: an error of types is one of the file.
+        raise ValueError(
+            f"the {node} of the ONNX network cannot be computed with {_text(inputs)}: "
+            f"{error}"
+        ) from error
     results = results if isinstance(results, tuple) else (results,)
     return tuple(np.asarray(x) if isinstance(x, np.generic) else x for x in results)
 

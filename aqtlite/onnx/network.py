@@ -60,8 +60,9 @@ class Network:
         Raises:
             TypeError: if an input is missing, unknown, or of another dtype, or
                 parameters are no floats.
-            ValueError: if an input or a parameter has another shape than declared, or a
-                shape inside the network depends on data.
+            ValueError: if an input or a parameter has another shape than declared, if a
+                shape inside the network depends on data, or if a node of the file
+                cannot be computed, such as a reshape to another number of elements.
         """
         self._check_parameters(parameters)
         inputs = self._inputs(args, kwargs)

@@ -134,7 +134,27 @@ def test_errors_name_the_node():
     function, parameters = aqtlite.onnx.load(made)
     with pytest.raises((TypeError, ValueError)) as caught:
         function(parameters, np.zeros(2, np.float32), np.zeros(3, np.float32))
-    assert any(
-        "Add node '/block/Add'" in note and "float32[2], float32[3]" in note
-        for note in caught.value.__notes__
+    text = " ".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
+    assert "Add node '/block/Add'" in text and "float32[2], float32[3]" in text
+
+
+@pytest.mark.parametrize(
+    ("op", "constants", "reason"),
+    [
+        ("Reshape", [[-(2**40), 8]], r"cannot reshape .*\[-2147483648, 8\]"),
+        ("Reshape", [[7, 8]], "cannot reshape"),
+        ("Slice", [[0], [2], [5]], "out of range"),
+        ("Tile", [[-3, 1]], "repeats .*are negative"),
+    ],
+)
+def test_damaged_constants_of_shapes(op, constants, reason):
+    names = [f"constant{i}" for i in range(len(constants))]
+    made = model(
+        [node(op, " ".join(["x", *names]), "y", "/block/node")],
+        {"x": (FLOAT, [4, 16])},
+        {"y": (FLOAT, None)},
+        dict(zip(names, map(np.int64, constants), strict=True)),
     )
+    function, parameters = aqtlite.onnx.load(made)
+    with pytest.raises(ValueError, match=f"{op} node '/block/node'.*{reason}"):
+        function(parameters, np.zeros((4, 16), np.float32))

@@ -110,7 +110,10 @@ def _expand(call: Call, x: Value, shape: Value) -> Value:
 
 @operator("Tile")
 def _tile(call: Call, x: Value, repeats: Value) -> Value:
-    return numpy_of(x).tile(x, call.integers(repeats, "repeats"))
+    counts = call.integers(repeats, "repeats")
+    if min(counts, default=0) < 0:
+        raise call.unsupported(f"its repeats {counts} are negative")
+    return numpy_of(x).tile(x, counts)
 
 
 @operator("Pad")
