@@ -107,7 +107,8 @@ def _run_in_float(
         given = [lax.optimization_barrier(x) for x in given]
     for position, one in deployed.operands.get(node.outputs[0], {}).items():
         value = transposed.dilated(operator, position, one.dequant())
-        given[position] = mark(value, one.grid)
+        is_marked = transposed.takes_frozen(operator)
+        given[position] = mark(value, one.grid) if is_marked else value
         if node.output in deployed.dynamic and (
             one.grid.dtype == "int8" or not _may_be_depthwise(operator, given[0])
         ):

@@ -36,6 +36,17 @@ def refusal(operator: Operator, shape: Sequence[int]) -> str | None:
     )
 
 
+def takes_frozen(operator: Operator) -> bool:
+    """Whether a file has the integers of an operator's weight, if there are any.
+
+    The converter slices the kernel of a transposed convolution of groups in the file.
+    """
+    if not is_transposed(operator):
+        return True
+    assert isinstance(operator, Equation)
+    return bool(operator.params["feature_group_count"] == 1)
+
+
 def dilated(operator: Operator, position: int, x: Any) -> Any:
     """An operand of any operator, as `compute` takes it: a kernel with its zeros."""
     if position != 1 or not is_transposed(operator):

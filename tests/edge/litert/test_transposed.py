@@ -71,6 +71,30 @@ def test_frozen_weights_stay_integers(axes, tmp_path):
     assert path.stat().st_size < sum(map(jnp.size, kernels)) * axes**2 + 8_000
 
 
+def test_frozen_weights_of_groups_are_reported_in_float(tmp_path):
+    def function(params, x):
+        return lax.conv_general_dilated(
+            x,
+            params["kernel"],
+            (1, 1),
+            [(1, 1), (1, 1)],
+            lhs_dilation=(2, 2),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=2,
+        )
+
+    params, x = {"kernel": models.normal((2, 2, 2, 6))}, models.normal((1, 4, 4, 4))
+    rules = [aqtlite.Rule(operands="weight", cfg=config.weight_only(8))]
+    quantized = aqtlite.quantize_function(function, rules, params=0)
+    serve, serving = aqtlite.convert_function(quantized, params, x)
+    path = tmp_path / "up.tflite"
+    report = edge.export(serve, serving, None, x, path)
+    (found,) = models.run(path, x)
+    np.testing.assert_allclose(found, serve(serving, x), atol=2e-5)
+    (one,) = report.contractions
+    assert one.asked == "int8 weights" and one.runs_in != "int8"
+
+
 def test_three_axes_are_refused(tmp_path):
     model, x = nn.ConvTranspose(2, (2, 2, 2), (2, 2, 2)), jnp.ones((1, 2, 2, 2, 1))
     variables, path = model.init(jax.random.key(0), x), tmp_path / "up.tflite"
