@@ -27,7 +27,8 @@ def refusal(operator: Operator) -> str | None:
     key = operator.eqn.invars[0].aval
     if operator.params.get("num_keys", 1) != 1:
         return "it sorts by several keys, and runtimes by one"
-    if not jnp.issubdtype(key.dtype, jnp.floating):
+    is_top_k = operator.primitive == "top_k"
+    if not is_top_k and not jnp.issubdtype(key.dtype, jnp.floating):
         return f"it sorts {key.dtype.name}, and LiteRT sorts floats"
     return None
 
