@@ -9,7 +9,8 @@ from flax import linen as nn
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import caller, given_variables
-from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
+from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall
+from aqtlite.flax.linen.state_entries import merged
 from aqtlite.program import contracted_in, injected
 from aqtlite.program.plan import Plan
 from aqtlite.program.rules import rules as rules_lib

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import given_variables, statistics
+from aqtlite.flax.linen import given_variables, state_entries
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.state_entries import entry_of, states_of
 from aqtlite.flax.linen.tools import adapter_axes, cache
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
@@ -23,7 +23,6 @@ from aqtlite.program.adapters import adapter_init, merging
 from aqtlite.program.adapters.merging import MergeReport
 from aqtlite.program.modules import flax_models
 from aqtlite.program.plan import Plan
-from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.program import Path, Program
 from aqtlite.program.rules.rules import Rule
@@ -35,8 +34,6 @@ from aqtlite.program.serving.frozen_record import (
 )
 from aqtlite.quantization.states.state_collections import (
     ADAPTER,
-    OF_CONVERSION,
-    OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
 )
@@ -124,8 +121,9 @@ class TracedCall:
                 entry = {**entry, ADAPTER: boxed(one, entry[ADAPTER])}
             place = self.program.place_of(one)
             if collection == PARAMETERS:
-                _check_mapped(one, entry, _node(self.variables, collection, place[:-1]))
-            put(states, collection, place, entry)
+                params = state_entries.found_at(self.variables, collection, place[:-1])
+                state_entries.check_mapped(one, entry, params)
+            state_entries.put(states, collection, place, entry)
         return states
 
     def init_adapters(self) -> dict[str, Any]:
@@ -145,7 +143,7 @@ class TracedCall:
         for one in self.program.plan.replaced():
             if one.adapter is not None:
                 entry = {ADAPTER: boxed(one, started.adapters[one.site.location])}
-                put(states, PARAMETERS, self.program.place_of(one), entry)
+                state_entries.put(states, PARAMETERS, self.program.place_of(one), entry)
         return states.get(PARAMETERS, {}), changed
 
     def merged(self) -> tuple[dict[Path, jax.Array], MergeReport]:
@@ -162,7 +160,7 @@ class TracedCall:
             for one in self.program.plan.replaced()
             for collection, fields in one.collections.items()
             if set(fields)
-            - set(_entry(self.variables, collection, self.program.place_of(one)))
+            - set(entry_of(self.variables, collection, self.program.place_of(one)))
         )
 
     def check_gathers(self) -> None:
@@ -221,9 +219,9 @@ class TracedCall:
         after: dict[str, Any] = {}
         for one, collection, entry in states_lib.left(self.program.plan, aux):
             if collection == STATISTICS:
-                put(after, STATISTICS, self.program.place_of(one), entry)
+                state_entries.put(after, STATISTICS, self.program.place_of(one), entry)
         result, changed = out
-        return result, merged(flax_core.unfreeze(changed), after)
+        return result, state_entries.merged(flax_core.unfreeze(changed), after)
 
     def _frozen(self) -> dict[Path, list[FrozenEntry]]:
         found: dict[Path, list[FrozenEntry]] = {}
@@ -262,7 +260,7 @@ def program_of(
         parameters,
         module_of=lambda one: modules[one.site.location],
         state=variables,
-        states_in=lambda one, state: _states_of(state, one, found[one.path]),
+        states_in=lambda one, state: states_of(state, one, found[one.path]),
         place_of=lambda one: found[one.path],
     )
 
@@ -298,92 +296,6 @@ def _numbered_entries(
         number, counts[path] = counts[path], counts[path] + 1
         found[one.path] = (*path[:-1], f"{name}_{number}") if number else path
     return found
-
-
-def put(tree: dict[str, Any], collection: str, path: Path, entry: Any) -> None:
-    """Puts the states of a contraction into collections."""
-    *module, name = path
-    node = tree.setdefault(collection, {})
-    for step in module:
-        node = node.setdefault(step, {})
-    node[statistics.name_in(collection, name)] = entry
-
-
-def _states_of(
-    variables: Mapping[str, Any], one: PlannedContraction, path: Path
-) -> States:
-    found: dict[str, Any] = {}
-    for collection, fields in one.collections.items():
-        node = _entry(variables, collection, path)
-        if set(fields) - set(node) - OF_CONVERSION - {ADAPTER}:
-            if collection == OF_GRADIENTS:
-                continue  # Only needed for gradients.
-            raise ValueError(
-                f"the collection {collection!r} has nothing for the contraction "
-                f"{one.path!r}: make the variables with the init of the quantized model"
-                + (
-                    ", and gather statistics with aqtlite.flax.calibrate or "
-                    f"model.apply(..., mutable=['{STATISTICS}'])"
-                    if collection == STATISTICS
-                    else ", or, of float parameters, by "
-                    f"_, made = model.apply(variables, x, mutable=['{collection}'])"
-                )
-            )
-        node = nn.meta.unbox(node)
-        found.update({field: node[field] for field in fields if field in node})
-    return States(**found)
-
-
-def _check_mapped(one: Planned, entry: Mapping[str, Any], params: Any) -> None:
-    """Checks that learned scales have the axis of members that `nn.vmap` maps.
-
-    Args:
-        one: the contraction.
-        entry: its parameters, by field of `States`.
-        params: the parameters of its module.
-
-    Raises:
-        ValueError: if members share a learned scale, which Flax cannot map.
-    """
-    if "vmap" not in one.site.scope.transformations:
-        return
-    members = {jnp.shape(x)[:1] for x in jax.tree.leaves(params)}
-    learned = {field: x for field, x in entry.items() if field != ADAPTER}
-    for field, state in learned.items():
-        if any(jnp.shape(x)[:1] not in members for x in jax.tree.leaves(state)):
-            raise ValueError(
-                f"the members of nn.vmap around {one.path!r} would share the learned "
-                f"scale of fwd.{field}, by rules: inject its config, "
-                "dot_general=AqtDotGeneral(cfg), or learn scales of weights alone"
-            )
-
-
-def _entry(
-    variables: Mapping[str, Any], collection: str, path: Path
-) -> Mapping[str, Any]:
-    """Returns the states of a contraction in a collection; empty if there are none."""
-    *module, name = path
-    named = (*module, statistics.name_in(collection, name))
-    found: Mapping[str, Any] = _node(variables, collection, named)
-    return found
-
-
-def _node(variables: Mapping[str, Any], collection: str, path: Path) -> Any:
-    """Returns what a collection has at a path; an empty mapping for nothing."""
-    node: Any = variables.get(collection, {})
-    for step in path:
-        node = node.get(step, {}) if isinstance(node, Mapping) else {}
-    return node
-
-
-def merged(first: Any, second: Any) -> Any:
-    """Merges nested dictionaries; leaves of `second` take precedence."""
-    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
-        return second
-    result = dict(first)
-    for key, value in second.items():
-        result[key] = merged(first[key], value) if key in first else value
-    return result
 
 
 def _steps(path: tuple[Any, ...]) -> Path:

@@ -9,7 +9,7 @@ from flax import linen as nn
 from aqtlite import errors
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import QuantizedModel
-from aqtlite.flax.linen.quantized_call import merged
+from aqtlite.flax.linen.state_entries import merged
 from aqtlite.program.serving.placeholder import is_placeholder
 from aqtlite.quantization.states.state_collections import ADAPTER, PARAMETERS
 
