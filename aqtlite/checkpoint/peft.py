@@ -235,8 +235,9 @@ def save_peft(
                 parts.setdefault(key, {})[place.part] = matrix
             elif not np.array_equal(arrays.setdefault(key, matrix), matrix):
                 raise CheckpointError(
-                    f"{key} is one matrix, and its parts {place.path} and others have "
-                    "each their own: write adapters of weights that are not split"
+                    f"{key} is one matrix, and {place.path} and others have each their "
+                    "own: PEFT has one adapter for each module, and none for weights "
+                    "that are split, or for the experts of a module"
                 )
     for key, by_part in parts.items():
         arrays[key] = np.concatenate([by_part[part] for part in sorted(by_part)])

@@ -92,7 +92,7 @@ class Place:
         if x.shape[axis] != rank:
             raise CheckpointError(
                 f"{self.name} of {self.path} has the shape {x.shape}, and the rank is "
-                f"{rank}"
+                f"{rank}; PEFT has no adapters of experts, whose weights are stacked"
             )
         matrix = x.reshape(-1, rank) if axis else x.reshape(rank, -1)
         return np.ascontiguousarray(matrix.T)

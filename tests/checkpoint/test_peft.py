@@ -317,3 +317,18 @@ def test_what_has_no_place_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         peft_config(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_experts_have_no_adapters_in_a_file(tmp_path):
+    def moe(params, x):
+        return jnp.einsum("ebd,edf->ebf", x, params["experts"])
+
+    lora = config.Lora(2, 4)
+    rule = Rule(cfg=None, adapter=lora)
+    fn = aqtlite.quantize_function(moe, [rule], params=0)
+    adapters = fn.init_state({"experts": normal((3, 8, 4))}, normal((3, 5, 8)))[
+        "params"
+    ]
+    with pytest.raises(CheckpointError, match="rank is 2; PEFT has no .* experts"):
+        save_peft(tmp_path / "x", adapters, lora)
+    assert not any(tmp_path.iterdir())
