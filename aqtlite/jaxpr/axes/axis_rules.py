@@ -254,41 +254,43 @@ def _concatenate(eqn: Any, inputs: Sequence[Facts]) -> Facts:
 
 def _dot_general(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     contracting, batch = eqn.params["dimension_numbers"]
-    lhs, rhs = inputs[:2]
+    operands, shapes = inputs[:2], [atom.aval.shape for atom in eqn.invars[:2]]
     remaining = [
-        [i for i in range(len(x.axes)) if i not in (*taken, *both)]
-        for x, taken, both in zip((lhs, rhs), contracting, batch, strict=True)
+        [i for i in range(len(shape)) if i not in (*taken, *both)]
+        for shape, taken, both in zip(shapes, contracting, batch, strict=True)
     ]
-    # Products of triangular matrices are triangular, those of choices are choices; if
-    # nothing is contracted, each element is a product.
-    keeps_all = not contracting[0] or all(
-        any(axis.has_zeros for axis in x.axes) for x in (lhs, rhs)
-    )
-    is_weighted = [
-        all(atom.aval.shape[i] == 1 for i in others)
-        for atom, others in zip(eqn.invars[1::-1], remaining[::-1], strict=True)
-    ]
-    of_both = zip((lhs, rhs), contracting, remaining, is_weighted, strict=True)
-    keeps = [
-        keeps_all or (weighted and _is_choice(x, taken, others))
-        for x, taken, others, weighted in of_both
-    ]
-    axes = []
-    for pair in zip(*batch, strict=True):
-        facts_of_axis = lhs.axes[pair[0]], rhs.axes[pair[1]]
-        has_zeros = any(
-            one.has_zeros and kept
-            for one, kept in zip(facts_of_axis, keeps, strict=True)
-        )
-        axes.append(AxisFact(either(facts_of_axis).sources, has_zeros=has_zeros))
-    for facts, others, kept in zip((lhs, rhs), remaining, keeps, strict=True):
-        axes += [
+    is_masked = [any(axis.has_zeros for axis in x.axes) for x in operands]
+    if not contracting[0] or all(is_masked):
+        # Each element is a product; or products of triangular matrices are triangular,
+        # and those of choices are choices.
+        keeps = [True, True]
+    else:
+        # The other operand may weight choices: then it has no axes of its own.
+        is_weighted = [
+            all(shape[i] == 1 for i in others)
+            for shape, others in zip(shapes[::-1], remaining[::-1], strict=True)
+        ]
+        of_each = zip(operands, contracting, remaining, is_weighted, strict=True)
+        keeps = [
+            weighted and _is_choice(x, taken, others)
+            for x, taken, others, weighted in of_each
+        ]
+    lhs, rhs = (
+        [
             AxisFact(
                 axis.sources, has_zeros=axis.has_zeros and kept, padding=axis.padding
             )
-            for axis in (facts.axes[i] for i in others)
+            for axis in x.axes
         ]
-    return Facts(tuple(axes), lhs.is_constant and rhs.is_constant)
+        for x, kept in zip(operands, keeps, strict=True)
+    )
+    shared = [either((lhs[i], rhs[j])) for i, j in zip(*batch, strict=True)]
+    axes = (
+        *(axis._replace(padding=(0, 0)) for axis in shared),
+        *(lhs[i] for i in remaining[0]),
+        *(rhs[i] for i in remaining[1]),
+    )
+    return Facts(axes, all(x.is_constant for x in operands))
 
 
 def _is_choice(
