@@ -67,7 +67,8 @@ def run(data: bytes) -> bytes:
     """Runs each signature of a file once, on zeros.
 
     Raises:
-        _Refusal: if the interpreter refuses the file.
+        _Refusal: if the interpreter refuses the file, or an output has another shape
+            than the file says.
     """
     import numpy as np
     from ai_edge_litert import interpreter
@@ -77,7 +78,18 @@ def run(data: bytes) -> bytes:
         for name in model.get_signature_list():
             runner = model.get_signature_runner(name)
             inputs = runner.get_input_details().items()
-            runner(**{key: np.zeros(one["shape"], one["dtype"]) for key, one in inputs})
+            outputs = {
+                key: tuple(map(int, one["shape"]))
+                for key, one in runner.get_output_details().items()
+            }
+            zeros = {key: np.zeros(one["shape"], one["dtype"]) for key, one in inputs}
+            for key, x in runner(**zeros).items():
+                # The converter has made convolutions of another shape.
+                if x.shape != outputs[key]:
+                    raise _Refusal(
+                        f"the output {key!r} has the shape {x.shape} when it runs, and "
+                        f"{outputs[key]} in the file"
+                    )
     except (RuntimeError, ValueError) as error:
         raise _Refusal(str(error) or type(error).__name__) from error
     return b""

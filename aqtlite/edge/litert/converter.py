@@ -89,7 +89,8 @@ def check_runs(data: bytes) -> None:
 
     Raises:
         ModuleNotFoundError: if the interpreter is not installed.
-        ValueError: if the interpreter refuses the file.
+        ValueError: if the interpreter refuses the file, or an output has another shape
+            than the file says.
     """
     require("ai_edge_litert")
     with tempfile.TemporaryFile() as file:
