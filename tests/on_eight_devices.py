@@ -76,6 +76,27 @@ def assert_equal(got, wanted):
 # --- Inside shard_map --------------------------------------------------------------
 
 
+def test_shard_map_in_a_model_with_a_key():
+    """Noise inside has no seeds of the key."""
+
+    class Sharded(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            kernel = self.param("kernel", nn.initializers.ones, (16, 16))
+            specs = {"in_specs": (P("d"), P()), "out_specs": P("d")}
+            return shard_map(jnp.matmul, mesh=AUTO, **specs)(nn.Dense(16)(x), kernel)
+
+    model = quantize_model(Sharded(), config.fully_quantized())
+    variables = model.init(jax.random.key(0), X)
+
+    def loss(variables, **kwargs):
+        return (model.apply(variables, X, **kwargs) ** 2).sum()
+
+    key = jax.random.key(1)
+    assert loss(variables, rngs={"aqt": key}) == loss(variables)
+    jax.grad(loss)(variables, rngs={"aqt": key})
+
+
 def over_rows(dot, **kwargs):
     """Each half of the rows of lhs is contracted by itself."""
     return shard_map(

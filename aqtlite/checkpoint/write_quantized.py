@@ -88,7 +88,7 @@ def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     parent = path.absolute().parent
     if not parent.is_dir():
         raise CheckpointError(f"there is no folder {path.parent} to write into")
-    own = pathlib.Path(tempfile.mkdtemp(".unfinished", f".{path.name}.", parent))
+    own = pathlib.Path(tempfile.mkdtemp(".unfinished", ".aqtlite-", parent))
     try:
         unfinished = own / path.name
         yield unfinished
@@ -101,26 +101,35 @@ def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _publish(unfinished: pathlib.Path, path: pathlib.Path) -> None:
     """Moves what was written to a path, unless another writer was there first."""
+    if unfinished.is_dir():
+        try:
+            unfinished.rename(path)
+        except OSError as error:
+            # No folder that holds something is replaced.
+            if os.path.lexists(path):
+                raise _exists(path) from error
+            raise
+        return
     try:
-        if unfinished.is_dir():
-            unfinished.rename(path)  # No folder that holds something is replaced.
-        else:
-            _publish_file(unfinished, path)
-    except OSError as error:
-        if os.path.lexists(path):
-            raise _exists(path) from error
-        raise
-
-
-def _publish_file(unfinished: pathlib.Path, path: pathlib.Path) -> None:
-    # Renaming would replace a file that has appeared; linking does not.
-    try:
+        # Renaming would replace a file that has appeared; linking does not.
         os.link(unfinished, path)
-    except FileExistsError:
-        raise
+    except FileExistsError as error:
+        raise _exists(path) from error
     except OSError:  # The file system has no links.
+        _replace_own(unfinished, path)
+
+
+def _replace_own(unfinished: pathlib.Path, path: pathlib.Path) -> None:
+    """Replaces an empty file, made here, by what was written."""
+    try:
         path.touch(exist_ok=False)
+    except FileExistsError as error:
+        raise _exists(path) from error
+    try:
         unfinished.replace(path)
+    except OSError:
+        path.unlink()
+        raise
 
 
 def _exists(path: pathlib.Path) -> CheckpointError:

@@ -59,18 +59,18 @@ smoothing, rotation. Did you mean 'rhs'?
     if not isinstance(changes, Mapping):
         raise TypeError(f"changes must map paths to values, got {changes!r}")
     draft = _open(cfg)
-    found: dict[str, list[_Place]] = {}
     for path, value in changes.items():
         if not isinstance(path, str):
             raise TypeError(f"an update path must be a string, got {path!r}")
         misses: list[_Miss] = []
-        found[path] = _places(draft, path.split("."), (), misses)
-        if not found[path]:
+        places = _places(draft, path.split("."), (), misses)
+        if not places:
             raise ValueError(_matches_nothing(path, misses))
-        for place in found[path]:
+        for place in places:
             place.set(value, is_named="*" not in path)
-    for path, places in found.items():
-        if all(place.is_skipped for place in places):
+    for path in changes:
+        places = _places(draft, path.split("."), (), [])
+        if places and all(place.is_skipped for place in places):
             raise ValueError(_has_no_grid(path, places))
     closed: Config = _close(draft, ())
     return closed

@@ -23,7 +23,8 @@ def seeded(how: How, key: jax.Array | None) -> How:
     """Returns a function whose replacements round stochastically by a key.
 
     Each contraction has a seed of its own, and so has each step of a scan around it,
-    unless steps share its calibration states.
+    unless steps share its calibration states. Inside `jax.shard_map`, noise stays
+    seeded from operands.
 
     Args:
         how: function for replacements that seed noise from their operands.
@@ -35,6 +36,8 @@ def seeded(how: How, key: jax.Array | None) -> How:
 def _seeded(how: How, key: jax.Array, one: Planned, states: States) -> Replacement:
     if not isinstance(one, PlannedContraction) or not one.cfg.needs_noise:
         return how(one, states)
+    if "shard_map" in one.site.around:
+        return how(one, states)  # Nothing can be given to it there.
     # Without states, each step of a scan can be given something of its own.
     per_step = one.site.per_step if one.collections else (True,) * len(one.site.lengths)
     lengths = tuple(itertools.compress(one.site.lengths, per_step))

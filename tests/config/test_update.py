@@ -109,6 +109,13 @@ def test_a_path_to_an_operand_without_a_grid(field):
         update(cfg, {f"*.lhs.{field}": value})
 
 
+def test_a_branch_replaced_later_is_not_asked_for_its_grid():
+    drhs = config.fully_quantized().drhs
+    cfg = config.fully_quantized(bwd_bits=None)
+    changed = update(cfg, {"drhs.*.find_nan": True, "drhs": drhs})
+    assert changed == update(cfg, {"drhs": drhs})
+
+
 def test_later_change_holds():
     cfg = update(
         config.fully_quantized(),

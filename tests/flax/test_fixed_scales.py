@@ -193,6 +193,22 @@ def test_no_more_batches(model):
         model.apply(serving, X, mutable=["aqt_stats"])
 
 
+@pytest.mark.parametrize("mutable", [True, nn.DenyList("params")])
+def test_collections_that_are_not_named_stay(mutable):
+    model = quantize_model(nn.Dense(8), INT8)
+    serving = convert(model, calibrated(model), X)
+    out, _ = model.apply(serving, X, mutable=mutable)
+    assert (out == model.apply(serving, X)).all()
+
+
+def test_a_model_of_weights_alone_gathers_nothing_in_nnx():
+    linear = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    model = aqtlite.flax.nnx.quantize_model(linear, config.weight_only(8))
+    for one in (model, aqtlite.flax.nnx.convert(model, X)):
+        with pytest.raises(ValueError, match="no calibration of the model gathers"):
+            aqtlite.flax.nnx.calibrate(one, BATCHES)
+
+
 def test_a_call_that_gathers_in_serving_keeps_what_it_gathers_from():
     model = dense()
     gathering = convert(model, calibrated(model), X, mutable=["aqt_stats"])

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -67,6 +67,9 @@ class TracedCall:
     updates: bool
     """Whether statistics are updated, and returned with the changed variables."""
 
+    names_statistics: bool
+    """Whether `mutable` names the collection of statistics, and not all collections."""
+
     is_mutable: bool
     """Whether the call returns a pair of its result and the changed variables."""
 
@@ -102,6 +105,8 @@ class TracedCall:
             tuple(given[i] for i in traced.leaves),
             variables,
             is_mutable and flax_core.scope.in_filter(mutable, STATISTICS),
+            mutable == STATISTICS
+            or (isinstance(mutable, Collection) and STATISTICS in mutable),
             is_mutable,
             keys.get(COLLECTION),
         )
@@ -164,9 +169,9 @@ class TracedCall:
         )
 
     def check_gathers(self) -> None:
-        """Raises ValueError if the call is to gather statistics, and serves."""
+        """Raises ValueError if the call names statistics to gather, and serves."""
         gathers = any(STATISTICS in x.collections for x in self.program.plan.replaced())
-        if self.updates and gathers:
+        if self.names_statistics and gathers:
             given = self.variables.get(STATISTICS)
             states_lib.check_gathers(given, has_frozen=self.serves)
 

@@ -124,8 +124,6 @@ def _calibrate(
     kwargs: dict[str, Any],
 ) -> None:
     """Gathers statistics with one call of `run` per batch."""
-    given = state_of(quantized).get(STATISTICS)
-    check_gathers(given, has_frozen=bool(quantized.aqt.frozen))
 
     def update(gathered: Any, graphdef: Any, state: Any, arrays: Any) -> Any:
         # Changes other than statistics are dropped with the copy.
@@ -150,6 +148,8 @@ def _calibrate(
             with batches_lib.called_with(batch):
                 init_state(quantized, *args, method=method, **kwargs)
             batches_lib.check_gathers(quantized.aqt.statistics, batch)
+            given = state_of(quantized)[STATISTICS]
+            check_gathers(given, has_frozen=bool(quantized.aqt.frozen))
             if counts is not None:
                 _check_learned(before, state_of(quantized))
             gathered = shared_moments.fresh(state_of(quantized)[STATISTICS])

@@ -12,7 +12,6 @@ from aqtlite.jaxpr.axes.axis_facts import (
     VERY_NEGATIVE,
     AxisFact,
     Facts,
-    Source,
     either,
     joined,
 )
@@ -263,24 +262,26 @@ def _dot_general(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     if not contracting[0] or all(is_masked):
         # Each element is a product; or products of triangular matrices are triangular,
         # and those of choices are choices.
-        keeps = [True, True]
+        keeps = [tuple(range(len(shape))) for shape in shapes]
     else:
         # The other operand may weight choices: then it has no axes of its own.
         is_weighted = [
             all(shape[i] == 1 for i in others)
             for shape, others in zip(shapes[::-1], remaining[::-1], strict=True)
         ]
-        of_each = zip(operands, contracting, remaining, is_weighted, strict=True)
+        of_each = zip(operands, contracting, batch, remaining, is_weighted, strict=True)
         keeps = [
-            weighted and _is_choice(x, taken, others)
-            for x, taken, others, weighted in of_each
+            (*both, *slots) if weighted and (slots := _slots(x, taken, others)) else ()
+            for x, taken, both, others, weighted in of_each
         ]
     lhs, rhs = (
         [
             AxisFact(
-                axis.sources, has_zeros=axis.has_zeros and kept, padding=axis.padding
+                axis.sources,
+                has_zeros=axis.has_zeros and i in kept,
+                padding=axis.padding,
             )
-            for axis in x.axes
+            for i, axis in enumerate(x.axes)
         ]
         for x, kept in zip(operands, keeps, strict=True)
     )
@@ -293,20 +294,20 @@ def _dot_general(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     return Facts(axes, all(x.is_constant for x in operands))
 
 
-def _is_choice(
+def _slots(
     facts: Facts, contracted: Sequence[int], remaining: Sequence[int]
-) -> bool:
-    """Whether a sum over some axes, weighted, is zero where a mask has no choice.
+) -> tuple[int, ...]:
+    """The axes of what an input chooses, of each of several choices that are summed.
 
-    So it is for the experts and slots that a token chooses, but not for the positions
-    that another one attends to, of which it always leaves some.
+    Such are experts and their slots, which a mask made of indices has and no input:
+    most of them are zero in all choices. Positions that an input has are not among
+    them: a sum over what they see, or over a type that each has, is zero nowhere.
     """
-    of_sum = [facts.axes[i] for i in contracted]
-    others = frozenset[Source]().union(*(facts.axes[i].sources for i in remaining))
-    return (
-        not facts.is_constant
-        and any(axis.has_zeros for axis in of_sum)
-        and not any(axis.sources & others for axis in of_sum)
+    is_chosen = any(axis.sources for axis in facts.axes)
+    if not is_chosen or not any(facts.axes[i].has_zeros for i in contracted):
+        return ()
+    return tuple(
+        i for i in remaining if facts.axes[i].has_zeros and not facts.axes[i].sources
     )
 
 

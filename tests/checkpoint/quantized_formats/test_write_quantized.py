@@ -240,6 +240,17 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
     assert_holds(tmp_path, path, NEGATIVE)
 
 
+def test_a_failure_without_links_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(pathlib.Path, "replace", fail)
+    with pytest.raises(OSError, match="^no$"):
+        checkpoint.save_quantized(tmp_path / "a.gguf", NEGATIVE, format="gguf")
+    assert not list(tmp_path.iterdir())
+
+
 def test_configs_that_servers_read(tmp_path):
     weights = {
         "a.q.weight": INT4,

@@ -144,3 +144,41 @@ def test_constants_of_any_type(dtype):
     assert len(found.axes) == 3
     key = jax.random.key(0)
     assert facts(lambda x: x + jax.random.normal(key, (3,)), SCORES).axes
+
+
+SLOTS, TYPES = jnp.zeros((2, 3, 2), int), jnp.zeros((2, 3), int)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "expected"),
+    [
+        (  # Slots that a token chooses twice: most of them are zero.
+            lambda i, w: jnp.einsum("btks,btk->bts", jax.nn.one_hot(i, 5), w),
+            (SLOTS, normal((2, 3, 2))),
+            [True, True, True],
+        ),
+        (
+            lambda i, w: (w[:, :, None] @ jax.nn.one_hot(i, 5))[:, :, 0],
+            (SLOTS, normal((2, 3, 2))),
+            [True, True, True],
+        ),
+        (  # A number for each type, and every token has one.
+            lambda i, w: jnp.einsum("btk,k->bt", jax.nn.one_hot(i, 5), w),
+            (TYPES, normal((5,))),
+            [False, False],
+        ),
+        (  # What positions see, weighted.
+            lambda m, w: jnp.einsum("bts,bs->bt", m.astype(float), w),
+            (jnp.ones((2, 3, 3), bool), normal((2, 3))),
+            [False, False],
+        ),
+        (
+            lambda m, w: jnp.einsum("bsd,bs->bd", jnp.where(m[..., None], X, 0), w),
+            (jnp.ones((2, 3), bool), normal((2, 3))),
+            [False, False],
+        ),
+    ],
+)
+def test_sums_of_weighted_choices_keep_zeros(function, args, expected):
+    found = facts(function, *args)
+    assert [axis.has_zeros for axis in found.axes] == expected
