@@ -27,7 +27,14 @@ from aqtlite import (
     numerics,
     statistics,
 )
-from aqtlite.flax import AqtDotGeneral, convert, quantize_model, widen_int4
+from aqtlite.flax import (
+    AqtDotGeneral,
+    calibrate,
+    convert,
+    correct_biases,
+    quantize_model,
+    widen_int4,
+)
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.reporting import collectives
 from benchmarks.collectives import serving, strategies, training
@@ -1063,6 +1070,56 @@ def test_invariant_sums_over_devices_have_an_order(check_vma):
         lambda w, x: mapped(x)[0] @ w, config.fully_quantized(), invariant=True
     )
     assert "depends on the number of devices: psum" in str(model.plan(W, X))
+
+
+@pytest.mark.parametrize("kernel", [P("d"), P("m"), P(None, "m")], ids=str)
+@pytest.mark.parametrize("name", ["smoothquant", "dynamic smoothing", "lsq"])
+def test_explicit_axes_of_a_model(name, kernel):
+    """Results and gradients are those of one device, parameters replicated or not."""
+    smoothing = config.Smoothing(lhs_exponent=0.5, rhs_exponent=0.5)
+    cfg = {
+        "smoothquant": config.smoothquant(),
+        "dynamic smoothing": config.update(config.qat(8), {"fwd.smoothing": smoothing}),
+        "lsq": config.lsq(4),
+    }[name]
+    model = quantize_model(nn.Dense(12), cfg)
+
+    def run(variables, x):
+        if "aqt_stats" in variables:
+            variables = calibrate(model, variables, [x])
+        others = {k: v for k, v in variables.items() if k != "params"}
+
+        def loss(params):
+            return (model.apply({**others, "params": params}, x) * G).sum()
+
+        return jax.jit(jax.value_and_grad(loss))(variables["params"])
+
+    variables = model.init(jax.random.key(0), X)
+    expected = run(variables, X)
+    with jax.set_mesh(EXPLICIT):
+        kernel = NamedSharding(EXPLICIT, kernel)
+        params = variables["params"]
+        params = {**params, "kernel": jax.device_put(params["kernel"], kernel)}
+        x = jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
+        found = run({**variables, "params": params}, x)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected
+    )
+
+
+def test_biases_corrected_on_explicit_axes():
+    model = quantize_model(nn.Dense(12), config.weight_only(3))
+    variables = nn.Dense(12).init(jax.random.key(0), X)
+
+    def corrected(x):
+        return correct_biases(model, variables, convert(model, variables, x), [x])
+
+    expected = corrected(X)
+    with jax.set_mesh(EXPLICIT):
+        found = corrected(jax.device_put(X, NamedSharding(EXPLICIT, P("d"))))
+    np.testing.assert_allclose(
+        found["params"]["bias"], expected["params"]["bias"], atol=1e-6
+    )
 
 
 def test_a_report_names_a_gather_of_floats():

@@ -23,6 +23,7 @@ from aqtlite.quantization import barriers, quantizer
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
+from aqtlite.shapes.sharding import with_sharding_of
 
 _NO_SEEDS = Seeds()
 
@@ -175,7 +176,11 @@ class Learned:
                 f"{type(tensor.calibration).__name__}.parameters_gradient must return "
                 f"arrays like the parameters, {wanted}, got {got}"
             )
-        return found
+        # They come with the sharding of the operand.
+        return {
+            name: with_sharding_of(self.parameters[name], one)
+            for name, one in found.items()
+        }
 
 
 def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:

@@ -10,6 +10,7 @@ from jax.extend import core
 
 from aqtlite.jaxpr import equations
 from aqtlite.jaxpr.replacement import Location
+from aqtlite.shapes.sharding import with_sharding_of
 
 _MOVING = {"reshape", "transpose", "squeeze", "copy", "name", "sharding_constraint"}
 """Primitives between a result and the sum that keep all elements."""
@@ -50,10 +51,12 @@ class Bias:
 
         def broadcast(bias: jax.Array) -> jax.Array:
             # The sum itself may broadcast axes of size 1.
-            return jnp.broadcast_to(_evaluate(self.of_input, bias), laid_out.shape)
+            out = jnp.broadcast_to(_evaluate(self.of_input, bias), laid_out.shape)
+            return with_sharding_of(laid_out, out)
 
         _, of_bias = jax.vjp(broadcast, zeros)
-        (total,), (count,) = of_bias(laid_out), of_bias(jnp.ones_like(laid_out))
+        ones = with_sharding_of(laid_out, jnp.ones_like(laid_out))
+        (total,), (count,) = of_bias(laid_out), of_bias(ones)
         return total, count
 
 

@@ -41,7 +41,8 @@ def check_some(discoveries: Sequence[Discovery]) -> None:
         "nothing to freeze: the method that was called has no AqtDotGeneral or "
         "AqtEinsum with a config that quantizes, and no contraction that a rule "
         "quantizes (plan says why): convert quantize_model(model, cfg), if the model "
-        "is a float model. Adapters beside weights in float need no conversion"
+        "is a float model. Weights that rules leave in float, with adapters or "
+        "without, need no conversion"
     )
 
 

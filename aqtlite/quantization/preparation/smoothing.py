@@ -26,6 +26,7 @@ from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.sharding import replicated
 
 # The grid given to calibrations: a symmetric one, so that they find magnitudes.
 _GRID = numerics.IntSymmetric(bits=8)
@@ -275,7 +276,8 @@ def _magnitudes(
             f"{found!r}; take one for symmetric grids, such as calibration.AbsMax()"
         )
     _check_shape(found.high.shape, dn.shared_shape(x.shape, axes))
-    return exact.fusion_barrier(found.high)
+    # Each operand is multiplied by a factor of both.
+    return exact.fusion_barrier(replicated(found.high))
 
 
 def _lhs_factor(
