@@ -41,7 +41,9 @@ def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:
 @functools.lru_cache
 def zero(grid: Numerics) -> np.ndarray | None:
     """Returns the stored value of zero on a grid without zero points; None if none."""
-    with jax.ensure_compile_time_eval():
+    # Whatever mesh is traced for: an abstract one has no devices to compute on.
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with jax.ensure_compile_time_eval(), no_mesh:
         noise = jnp.zeros((1,), jnp.uint32) if grid.needs_noise else None
         stored = grid.round(jnp.zeros((1,), jnp.float32), noise)
         is_zero = (grid.decode(stored) == 0).all()
