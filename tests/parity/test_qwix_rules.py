@@ -620,3 +620,10 @@ def test_fields_of_lora_without_an_equivalent():
     ones = jax.nn.initializers.ones
     with pytest.raises(ValueError, match="lora_b_initializer"):
         rules.from_qwix({"rank": 2, "alpha": 4, "lora_b_initializer": ones})
+
+
+def test_fields_that_later_versions_add_are_none():
+    rule = {"module_path": ".*", "weight_qtype": "int8"}
+    assert rules.from_qwix([{**rule, "later": None}]) == rules.from_qwix([rule])
+    with pytest.raises(ValueError, match="from_qwix: later=1 has no equivalent"):
+        rules.from_qwix([{**rule, "later": 1}])

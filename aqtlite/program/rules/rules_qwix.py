@@ -139,6 +139,8 @@ def _fields(rule: Any) -> dict[str, Any]:
             "from_qwix takes rules of Qwix, such as qwix.QuantizationRule(...), got "
             f"{rule!r}, which has no module_path"
         )
+    # Fields that later versions of Qwix add are None by default.
+    given = {k: x for k, x in given.items() if k in _DEFAULTS or x is not None}
     for name, value in given.items():
         if name not in _DEFAULTS:
             remedy = "leave it out, and name what it concerns by rules of its own"
