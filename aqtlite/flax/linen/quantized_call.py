@@ -96,6 +96,7 @@ class TracedCall:
         traced = flax_models.trace(apply, (shapes, call.args, kwargs))
         given += jax.tree.leaves((call.args, kwargs))
         is_mutable = mutable is not False
+        named = {mutable} if isinstance(mutable, str) else mutable
         program = program_of(quantized, traced, shapes)
         rngs = kwargs.get("rngs")
         keys = rngs if isinstance(rngs, Mapping) else {}
@@ -105,8 +106,7 @@ class TracedCall:
             tuple(given[i] for i in traced.leaves),
             variables,
             is_mutable and flax_core.scope.in_filter(mutable, STATISTICS),
-            mutable == STATISTICS
-            or (isinstance(mutable, Collection) and STATISTICS in mutable),
+            isinstance(named, Collection) and STATISTICS in named,
             is_mutable,
             keys.get(COLLECTION),
         )

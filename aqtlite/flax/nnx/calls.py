@@ -131,9 +131,9 @@ def gather(
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
     """
-    state = state_of(model)
     call = PureCall(model, method, args, kwargs)
-    after = function_of(model, call).gather(state, *call.arguments)
+    function = function_of(model, call)
+    after = function.gather(state_of(model), *call.arguments)
     set_statistics(model, after[STATISTICS])
 
 
