@@ -3,11 +3,10 @@
     python -m benchmarks --only compile
 
 An MLP of 1, 4, 12 and 24 blocks of two `nn.Dense`, forward and backward; with 12 blocks
-also the forward pass alone, and a scan over the blocks. The deepest is measured once.
-JAX's caches are cleared before every repeat, and the cache on disk is not used. Every
-contestant is first compiled once unmeasured, at the smallest size, so that none pays
-for loading modules. Times are processor time over all threads, which other programs
-disturb less.
+also the forward pass alone, and a scan over the blocks. JAX's caches are cleared before
+every repeat, and the cache on disk is not used. Every contestant is first compiled once
+unmeasured, at the smallest size, so that none pays for loading modules. Times are
+processor time over all threads, which other programs disturb less.
 """
 
 import contextlib
@@ -30,9 +29,6 @@ SEVERAL_BLOCKS, QUICK_BLOCKS = (1, 4, BLOCKS, 24), (2,)
 WIDTH = 64
 REPEATS, QUICK_REPEATS = 3, 1
 """Maximum number of repeats: each takes many seconds, and the spread is small."""
-
-DEEP_BLOCKS, DEEP_REPEATS = 24, 1
-"""Number of blocks from which a repeat takes about a minute, and their repeats."""
 
 GRADIENT, FORWARD, SCAN = "gradient", "forward", "gradient of a scan"
 
@@ -130,13 +126,12 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     if not options.quick:
         cases += [(BLOCKS, FORWARD), (BLOCKS, SCAN)]
     compared = contestants.select(NAMES)
-    most = min(QUICK_REPEATS if options.quick else REPEATS, options.repeats)
+    repeats = min(QUICK_REPEATS if options.quick else REPEATS, options.repeats)
     measured = []
     with _without_cache_on_disk():
         for contestant in compared:
             measure(contestant, 1, GRADIENT)
         for blocks, what in cases:
-            repeats = min(most, DEEP_REPEATS) if blocks >= DEEP_BLOCKS else most
             samples: dict[str, list[dict[str, float]]] = {c.name: [] for c in compared}
             for repeat in range(repeats):
                 report(f"{what}, {blocks} blocks, repeat {repeat + 1} of {repeats}")
