@@ -219,7 +219,7 @@ def gathering(one: Planned, states: States) -> Replacement:
     return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 
-def check_gathers(states: Any, has_frozen: bool) -> None:
+def check_not_serving(states: Any, has_frozen: bool) -> None:
     """Raises ValueError if statistics were to be gathered by a program that serves.
 
     Args:

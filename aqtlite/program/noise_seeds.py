@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import itertools
-import math
-import zlib
 from collections.abc import Callable
 
 import jax
 
 from aqtlite import noise
 from aqtlite.jaxpr.replacement import Replacement
+from aqtlite.program import keys
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.quantization.states.statistics import States
@@ -49,8 +48,7 @@ def _seeds(
     key: jax.Array, one: PlannedContraction, lengths: tuple[int, ...]
 ) -> jax.Array:
     """Returns the seeds of the steps of scans, uint32 of shape ``(*lengths, 2)``."""
-    key = jax.random.fold_in(key, zlib.crc32(one.kept_as.encode()))
-    if not lengths:
-        return noise.seed_from_key(key)
-    keys = jax.random.split(key, math.prod(lengths))
-    return jax.vmap(noise.seed_from_key)(keys).reshape(*lengths, 2)
+    seed_of = noise.seed_from_key
+    for _ in lengths:
+        seed_of = jax.vmap(seed_of)
+    return seed_of(keys.of_steps(key, one, lengths))

@@ -169,7 +169,7 @@ class QuantizedModel(ModelByRules):
         ]
         if not made:
             return traced
-        traced.check_gathers()
+        traced.check_not_serving()
         states = traced.init_states()
         states = {name: states[name] for name in made}
         variables = merged(states, given_variables.unfrozen(variables))

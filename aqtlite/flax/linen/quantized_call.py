@@ -168,12 +168,12 @@ class TracedCall:
             - set(entry_of(self.variables, collection, self.program.place_of(one)))
         )
 
-    def check_gathers(self) -> None:
+    def check_not_serving(self) -> None:
         """Raises ValueError if the call names statistics to gather, and serves."""
         gathers = any(STATISTICS in x.collections for x in self.program.plan.replaced())
         if self.names_statistics and gathers:
             given = self.variables.get(STATISTICS)
-            states_lib.check_gathers(given, has_frozen=self.serves)
+            states_lib.check_not_serving(given, has_frozen=self.serves)
 
     @property
     def serves(self) -> bool:
@@ -184,7 +184,7 @@ class TracedCall:
         """Evaluates the call."""
         if self.serves:
             plan_checks.check_quantizes(self.program.plan)
-            self.check_gathers()
+            self.check_not_serving()
             aux: Aux = {}
             frozen = self._frozen()
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
@@ -211,7 +211,7 @@ class TracedCall:
 
     def gather(self) -> Any:
         """Evaluates the call in float, and updates statistics."""
-        self.check_gathers()
+        self.check_not_serving()
         return self._result(*self.program.evaluate(self.values, states_lib.gathering))
 
     def _result(self, outputs: Sequence[Any], aux: Aux) -> Any:

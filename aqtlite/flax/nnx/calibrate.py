@@ -14,7 +14,7 @@ from aqtlite.flax.nnx.calls import call_method, gather, set_statistics
 from aqtlite.flax.nnx.model import QuantizedModel, state_of
 from aqtlite.flax.nnx.quantize import check_quantized, init_state
 from aqtlite.jaxpr import tracing
-from aqtlite.program.calibration_state import check_gathers
+from aqtlite.program.calibration_state import check_not_serving
 from aqtlite.program.masking import gathering as masking
 from aqtlite.quantization.states import shared_moments
 from aqtlite.quantization.states.state_collections import PARAMETERS, STATISTICS
@@ -149,7 +149,7 @@ def _calibrate(
                 init_state(quantized, *args, method=method, **kwargs)
             batches_lib.check_gathers(quantized.aqt.statistics, batch)
             given = state_of(quantized)[STATISTICS]
-            check_gathers(given, has_frozen=bool(quantized.aqt.frozen))
+            check_not_serving(given, has_frozen=bool(quantized.aqt.frozen))
             if counts is not None:
                 _check_learned(before, state_of(quantized))
             gathered = shared_moments.fresh(state_of(quantized)[STATISTICS])

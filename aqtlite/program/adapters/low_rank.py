@@ -8,7 +8,6 @@ features as the rank, and `lora_b` a matrix.
 
 import itertools
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from jax import lax
 from aqtlite import config
 from aqtlite.contraction import refused_gradient
 from aqtlite.operations import DotGeneral
+from aqtlite.program import keys
 from aqtlite.program.adapters import magnitude
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.quantize import quantize
@@ -128,7 +128,7 @@ def init(one: "PlannedContraction") -> dict[str, jax.Array]:
     _, _, weight = one.types()
     # What one output is a sum of: all of the weight but other outputs, and the batch.
     fan_in = math.prod(weight.shape) * one.adapter.rank // math.prod(b_shape)
-    key = _folded(jax.random.key(one.adapter.seed), one)
+    key = keys.folded(jax.random.key(one.adapter.seed), one)
     bound, steps = 1 / math.sqrt(fan_in), _steps(one)
     return {
         A: jax.random.uniform(
@@ -148,10 +148,7 @@ def with_key(one: "PlannedContraction", states: States, key: Any) -> States:
     """
     if key is None or one.adapter is None or not one.adapter.dropout:
         return states
-    keys, steps = _folded(key, one), _steps(one)
-    if steps:
-        keys = jax.random.split(keys, steps)
-    data = jax.random.key_data(keys)
+    data = jax.random.key_data(keys.of_steps(key, one, _steps(one)))
     return states._replace(adapter={**states.adapter, _KEY: data})
 
 
@@ -310,11 +307,6 @@ def _frozen(one: "PlannedContraction", weight: jax.Array) -> jax.Array:
 def _dropped(x: jax.Array, key: jax.Array, rate: float) -> jax.Array:
     is_kept = jax.random.bernoulli(key, 1 - rate, x.shape)
     return jnp.where(is_kept, x / (1 - rate), jnp.zeros_like(x))
-
-
-def _folded(key: jax.Array, one: "PlannedContraction") -> jax.Array:
-    """Returns a key for a contraction, by its path."""
-    return jax.random.fold_in(key, zlib.crc32(one.kept_as.encode()))
 
 
 def _steps(one: "PlannedContraction") -> Shape:
