@@ -306,8 +306,8 @@ class PlannedContraction(PlannedOperation):
             precision=eqn.params["precision"] if takes_precision else None,
             preferred_element_type=eqn.outvars[0].aval.dtype,
             out_sharding=eqn.params["out_sharding"],
-            key=None if isinstance(states.seed, tuple) else states.seed,
-            states=states._replace(adapter=(), seed=()),
+            key=states.seed,
+            states=states._replace(adapter=(), seed=None),
             order=self.order(lhs.ndim),
         )
         out = cast(jax.Array, contraction.contract(cfg, operation, lhs, rhs, options))

@@ -6,6 +6,7 @@ from typing import Any
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.litert import sorting, transposed
+from aqtlite.edge.operators import sorts
 from aqtlite.edge.operators.base import Operator
 
 
@@ -38,6 +39,6 @@ def compute(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """
     if transposed.is_transposed(node.operator):
         return transposed.compute(node.operator, inputs)
-    if sorting.is_sort(node.operator):
+    if sorts.is_sort(node.operator):
         return sorting.compute(node.operator, inputs)
     return node.compute(inputs)

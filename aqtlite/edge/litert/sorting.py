@@ -11,22 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from aqtlite.edge.operators import sorts
 from aqtlite.edge.operators.base import Equation, Operator
-
-
-def is_sort(operator: Operator) -> bool:
-    """Whether an operator is a sort or the largest elements along an axis."""
-    return isinstance(operator, Equation) and operator.primitive in ("sort", "top_k")
 
 
 def refusal(operator: Operator) -> str | None:
     """Why LiteRT has no such sort; None if it has."""
-    if not is_sort(operator):
+    if not sorts.is_sort(operator):
         return None
     assert isinstance(operator, Equation)
     key = operator.eqn.invars[0].aval
-    if operator.params.get("num_keys", 1) != 1:
-        return "it sorts by several keys, and runtimes by one"
+    if sorts.has_several_keys(operator):
+        return sorts.SEVERAL_KEYS
     is_top_k = operator.primitive == "top_k"
     if not is_top_k and not jnp.issubdtype(key.dtype, jnp.floating):
         return f"it sorts {key.dtype.name}, and LiteRT sorts floats"
@@ -34,7 +30,7 @@ def refusal(operator: Operator) -> str | None:
 
 
 def compute(operator: Operator, inputs: Sequence[Any]) -> list[jax.Array]:
-    """Computes an operator that `is_sort`, by the places of the largest elements."""
+    """Computes a sort, or the largest elements, by the places of the latter."""
     assert isinstance(operator, Equation)
     params, (key, *_) = operator.params, inputs
     if operator.primitive == "top_k":

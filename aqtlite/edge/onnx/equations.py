@@ -12,6 +12,7 @@ from aqtlite.edge.grid import Quantized
 from aqtlite.edge.onnx import forms, images, sorting
 from aqtlite.edge.onnx.call import Call, Form
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
+from aqtlite.edge.operators import sorts
 from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.passes.translate import TRANSLATIONS
 from aqtlite.edge.translation.base import Context, NotTranslatable
@@ -42,7 +43,7 @@ def write(
     assert isinstance(equation, Equation)
     name = "/".join(part for part in (node.path, equation.primitive) if part)
     inputs = [writer.in_floats(x) for x in inputs]
-    if equation.primitive in ("sort", "top_k"):
+    if sorts.is_sort(equation):
         return sorting.write(writer, equation, inputs, name)
     form = FORMS.get(equation.primitive)
     if len(inputs) > 1 and images.is_transposed(equation, inputs[1]):

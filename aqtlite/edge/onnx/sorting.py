@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
+from aqtlite.edge.operators import sorts
 from aqtlite.edge.operators.base import Equation
 
 _SORTED = ("float32", "int32", "int64")
@@ -26,8 +27,8 @@ def write(
         NotWritable: if it sorts by several keys, or a dtype that TopK does not.
     """
     params, (key, *others) = equation.params, inputs
-    if params.get("num_keys", 1) != 1:
-        raise NotWritable("it sorts by several keys, and runtimes by one")
+    if sorts.has_several_keys(equation):
+        raise NotWritable(sorts.SEVERAL_KEYS)
     if np.dtype(key.dtype).name not in _SORTED:
         raise NotWritable(f"it sorts {np.dtype(key.dtype).name}")
     is_sort = equation.primitive == "sort"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 from aqtlite.edge.graph import Builder, Graph, Node
+from aqtlite.edge.operators import sorts
 from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.rules import Rule
 from aqtlite.edge.translation import contractions, elementwise, layout
@@ -70,7 +71,7 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
             f"edge.Rule(path={re.escape(node.path)!r}, "
             f"op={node.operator.name_in_rules!r}, is_float=True)"
             for node in left
-            if not _sorts_by_several_keys(node)
+            if not sorts.has_several_keys(node.operator)
         )
         message = (
             "these operations have no integer form; leave them out of what is "
@@ -87,12 +88,6 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
     return built
 
 
-def _sorts_by_several_keys(node: Node) -> bool:
-    """Whether a node is a sort that runtimes do not have in float, either."""
-    operator = node.operator
-    return isinstance(operator, Equation) and operator.params.get("num_keys", 1) > 1
-
-
 def _is_translated(graph: Graph, node: Node, static: frozenset[int]) -> bool:
     if not isinstance(node.operator, Equation) or static.issuperset(node.outputs):
         return False
@@ -102,10 +97,9 @@ def _is_translated(graph: Graph, node: Node, static: frozenset[int]) -> bool:
 
 def _translated(ctx: Context) -> list[int]:
     primitive = ctx.equation.primitive
-    if _sorts_by_several_keys(ctx.node):
+    if sorts.has_several_keys(ctx.node.operator):
         raise NotTranslatable(
-            "it sorts by several keys, and runtimes by one, in float or not: leave it "
-            "out of what is exported"
+            f"{sorts.SEVERAL_KEYS}, in float or not: leave it out of what is exported"
         )
     if primitive not in TRANSLATIONS:
         why = _REASONS.get(primitive, "runtimes have no integer operator for it")

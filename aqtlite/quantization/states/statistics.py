@@ -16,8 +16,8 @@ without a state:
 >>> import jax.numpy as jnp
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
->>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)  # doctest: +ELLIPSIS
-States(lhs=(), rhs=(), dlhs=(), drhs=(), ..., adapter=(), seed=())
+>>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
+States(lhs=(), rhs=(), dlhs=(), drhs=(), ..., adapter=(), seed=None)
 
 Statistics are records (`calibration.Statistics`) with a number of batches: with
 statistics of no batch a contraction raises, or returns NaN under `jax.jit`. Statistics
@@ -78,7 +78,7 @@ class States(NamedTuple):
     adapter: Any = ()
     """Parameters of an adapter beside rhs, by name; contractions do not read them."""
 
-    seed: Any = ()
+    seed: jax.Array | None = None
     """Seed of the noise of a call by rules, uint32 of shape ``(2,)``; contractions do
     not read it."""
 
