@@ -24,10 +24,24 @@ class Instructions(enum.IntEnum):
     """AVX2, two products of int16 to an int32. Weights are widened, and the two highest
     digits of a float are one number."""
 
+    AMX = 4
+    """64 products each of 16 rows with 16 columns. Fewer rows are multiplied by
+    AVX512_VNNI."""
+
+    @property
+    def block(self) -> int:
+        """The number of products that are summed before the sums are widened."""
+        return 64 if self is Instructions.AMX else 32
+
     @property
     def has_dots(self) -> bool:
         """Whether four products are added to an int32 (VNNI)."""
-        return self in (Instructions.AVX_VNNI, Instructions.AVX512_VNNI)
+        return self is Instructions.AVX_VNNI or self.has_512_bits
+
+    @property
+    def has_512_bits(self) -> bool:
+        """Whether vectors have 512 bits."""
+        return self in (Instructions.AVX512_VNNI, Instructions.AMX)
 
     @property
     def takes_int16(self) -> bool:
@@ -67,7 +81,7 @@ class Instructions(enum.IntEnum):
     @property
     def lanes(self) -> int:
         """The number of int32 in a vector."""
-        return 16 if self is Instructions.AVX512_VNNI else 8
+        return 16 if self.has_512_bits else 8
 
     @property
     def vectors(self) -> int:
@@ -80,7 +94,7 @@ class Instructions(enum.IntEnum):
         Args:
             lines: number of sums of a row and a column.
         """
-        registers = 16 if self is Instructions.AVX512_VNNI else 6
+        registers = 16 if self.has_512_bits else 6
         if not self.has_dots:
             return tuple(dict.fromkeys((registers // lines, 1)))
         largest = 1 << ((registers // lines).bit_length() - 1)
@@ -176,5 +190,6 @@ def of_processor() -> Instructions | None:
         return None
     if not processor.adds_products_of_bytes():
         return Instructions.AVX2
-    has_512 = processor.has_avx512_vnni()
-    return Instructions.AVX512_VNNI if has_512 else Instructions.AVX_VNNI
+    if not processor.has_avx512_vnni():
+        return Instructions.AVX_VNNI
+    return Instructions.AMX if processor.may_use_amx() else Instructions.AVX512_VNNI

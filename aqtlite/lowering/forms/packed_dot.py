@@ -45,6 +45,10 @@ _EXACT_PRODUCTS = digits.EXACT_SUM // digits.LARGEST**2
 # rows.
 _PANEL_ROWS = 512
 
+# With AMX, XLA's dots take less time than the kernel for more rows by more weights than
+# these.
+_ROWS_OF_AMX, _WEIGHTS_OF_AMX = 64, 2**18
+
 # The kernels compute this number of rows, or of columns, at a time.
 _TILE, _ROWS = 16, 4
 
@@ -108,7 +112,9 @@ def of_dot(
         return _Pairs(argument, contracting[of_weight], shapes[of_weight])
     if is_int4:
         return None
-    if in_panels is not None and reads_panels(rows, dtypes[argument]):
+    is_large = rows > _ROWS_OF_AMX and size > _WEIGHTS_OF_AMX
+    is_for_xla = is_large and processor.may_use_amx()
+    if in_panels and reads_panels(rows, dtypes[argument]) and not is_for_xla:
         return in_panels
     if not processor.has_unsigned_dots():
         return None
@@ -127,7 +133,7 @@ def of_dot(
 
 
 def reads_panels(rows: int, dtype: np.dtype) -> bool:
-    """Returns True if the kernel of panels takes less time than other forms.
+    """Returns True if the kernel takes less time than other forms of panels do.
 
     Args:
         rows: number of rows that are contracted with the weights.
@@ -135,7 +141,7 @@ def reads_panels(rows: int, dtype: np.dtype) -> bool:
     """
     if dtype == jnp.int4:
         return True
-    if processor.has_unsigned_dots():
+    if processor.adds_products_of_bytes():
         return rows <= _PANEL_ROWS
     return processor.has_slow_dots_of_bytes()
 

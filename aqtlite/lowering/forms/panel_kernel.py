@@ -5,14 +5,17 @@ multiplies them with as many rows of the other operand as there are registers fo
 `panel_products` calls it.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
+from collections.abc import Iterator
 from typing import Any
 
-from aqtlite.lowering.forms import custom_call, panels
+from aqtlite.lowering.forms import custom_call, panel_amx, panels
 from aqtlite.lowering.forms.integer_products import Instructions
-from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Rows, Sizes
+from aqtlite.lowering.forms.panel_amx import ManyRowsOfPanel
+from aqtlite.lowering.forms.panel_rows import Memory, Rows, Sizes
 from aqtlite.lowering.forms.panel_sums import Arrays, RowsOfPanel
 from aqtlite.lowering.forms.panels import PANEL, WORD
 from aqtlite.lowering.row_grid import Grid
@@ -119,7 +122,7 @@ class PanelFunction(custom_call.Function):
                 given = self.data(self.argument(frame, 2))
                 scale = self.load(given, 0, self.ir.FloatType(), 4)
         laid_out = Memory(memory, offsets, units)
-        products = self.times(sizes.tiles, sizes.blocks, BLOCK)
+        products = self.times(sizes.tiles, sizes.blocks, self._block)
         is_float = rows.are_floats
         size = self.times(products, 4 if is_float else 1)
         with self.loop(0, sizes.rows, self._together(sizes)) as first:
@@ -160,6 +163,10 @@ class PanelFunction(custom_call.Function):
                 place = self.offset(start, self.times(first, size))
                 rows.lay_out(place, memory, together)
 
+    @property
+    def _block(self) -> int:
+        return self.kernel.instructions.block
+
     def _rows(self) -> Rows:
         of = self.kernel
         return Rows(self, of.bits, of.digits, of.instructions, of.grid)
@@ -174,7 +181,7 @@ class PanelFunction(custom_call.Function):
         if self.kernel.is_scaled:
             scales = self.argument(frame, 2 if self.kernel.digits > 1 else 3)
             tiles = self.size(scales, 1)
-        return Sizes(rows, tiles, self.at.sdiv(count, self.times(tiles, BLOCK)))
+        return Sizes(rows, tiles, self.at.sdiv(count, self.times(tiles, self._block)))
 
     def _together(self, sizes: Sizes) -> Any:
         """The number of rows that are laid out together, and multiplied by a panel.
@@ -200,7 +207,7 @@ class PanelFunction(custom_call.Function):
         )
         rows, columns, tiles, blocks = (self.word(state, 6 + i) for i in range(4))
         memory, sizes = Memory(values, offsets, factors), Sizes(rows, tiles, blocks)
-        row_bytes = self.times(tiles, blocks, BLOCK * kernel.bits // 8)
+        row_bytes = self.times(tiles, blocks, self._block * kernel.bits // 8)
         own = own_scales = wide = self.null
         is_packed = kernel.layout is Layout.PANELS
         lays_out_scales = kernel.is_scaled and not kernel.has_packed_scales
@@ -216,6 +223,7 @@ class PanelFunction(custom_call.Function):
         # Columns that are no whole panel are computed with those before them.
         last = self.at.sub(columns, self.long(PANEL))
         with (
+            self._registers(),
             self.loop(0, rows, self._together(sizes)) as first,
             self.loop(start, stop, PANEL) as index,
         ):
@@ -247,51 +255,76 @@ class PanelFunction(custom_call.Function):
         if not is_packed or lays_out_scales:
             self.call("free", self.none, own_scales)
 
+    def _registers(self) -> contextlib.AbstractContextManager[None]:
+        """Configures the registers of AMX for the instructions of its body."""
+        if self.kernel.instructions is not Instructions.AMX:
+            return contextlib.nullcontext()
+        return panel_amx.configured(self, self._rows().lines)
+
+    @property
+    def _widens_first(self) -> bool:
+        """Whether weights are widened for any number of rows.
+
+        AMX reads them from memory.
+        """
+        how = self.kernel.instructions
+        is_read = how is Instructions.AMX and self.kernel.bits == 4
+        return how.takes_int16 or is_read
+
     @property
     def _widens(self) -> bool:
-        """Whether weights are widened once for all rows.
+        """Whether weights are widened once for several rows.
 
-        Registers are too few to do so beside the sums of several rows.
+        With AVX2, registers are too few to do so beside the sums of several rows.
         """
-        instructions = self.kernel.instructions
-        is_int4 = self.kernel.bits == 4 and not instructions.has_dots
-        return is_int4 or instructions.takes_int16
+        is_beside = self.kernel.bits == 4 and not self.kernel.instructions.has_dots
+        return is_beside or self._widens_first
+
+    def _is_wide(self, rows: int) -> bool:
+        """Whether weights are widened before a number of rows are computed."""
+        # A single row is multiplied by int4 as they are unpacked.
+        return self._widens and (rows > 1 or self._widens_first)
 
     def _compute_panel(
         self, arrays: Arrays, sizes: Sizes, columns: Any, wide: Any
     ) -> None:
         """Computes rows, as many at once as there are, of a panel of columns."""
         at, kernel = self.at, self.kernel
-        takes_int16, done = kernel.instructions.takes_int16, self.long(0)
-        if takes_int16:
+        done = self.long(0)
+        if self._widens_first:
             arrays = self._widened(arrays, sizes, wide)
-        for count in kernel.instructions.rows_at_once(self._rows().lines):
-            # A single row is multiplied by int4 as they are unpacked.
-            is_wide = self._widens and (count > 1 or takes_int16)
-            width = kernel.bits * 2 if is_wide else kernel.bits
-            of = RowsOfPanel(
+        for of in self._groups_of_rows():
+            compute = of.compute_scaled if kernel.is_scaled else of.compute
+            left = at.sub(sizes.rows, done)
+            after = self.sum(done, at.sub(left, at.srem(left, self.long(of.rows))))
+            with self.if_any(done, after):
+                given = arrays
+                if self._is_wide(of.rows) and not self._widens_first:
+                    given = self._widened(arrays, sizes, wide)
+                with self.loop(done, after, of.rows) as row:
+                    compute(given, sizes, columns, row, kernel.is_single)
+            done = after
+
+    def _groups_of_rows(self) -> Iterator[RowsOfPanel | ManyRowsOfPanel]:
+        """What computes a number of rows at once, from the largest to one."""
+        kernel, lines = self.kernel, self._rows().lines
+        if kernel.instructions is Instructions.AMX:
+            for count in panel_amx.COUNTS:
+                yield ManyRowsOfPanel(self, lines, count, kernel.carries)
+        for count in kernel.instructions.rows_at_once(lines):
+            yield RowsOfPanel(
                 self,
                 kernel.instructions,
                 kernel.bits,
                 kernel.digits,
                 count,
-                width,
+                kernel.bits * 2 if self._is_wide(count) else kernel.bits,
                 kernel.carries,
             )
-            compute = of.compute_scaled if kernel.is_scaled else of.compute
-            left = at.sub(sizes.rows, done)
-            after = self.sum(done, at.sub(left, at.srem(left, self.long(count))))
-            with self.if_any(done, after):
-                given = arrays
-                if is_wide and not takes_int16:
-                    given = self._widened(arrays, sizes, wide)
-                with self.loop(done, after, count) as row:
-                    compute(given, sizes, columns, row, kernel.is_single)
-            done = after
 
     def _widened(self, arrays: Arrays, sizes: Sizes, wide: Any) -> Arrays:
         """Widens the weights of a panel to twice their bits."""
-        of_block = BLOCK * self.kernel.bits // (8 * WORD)
+        of_block = self._block * self.kernel.bits // (8 * WORD)
         words = self.times(sizes.tiles, sizes.blocks, of_block)
         is_int4 = self.kernel.bits == 4
         halves = panels.nibbles if is_int4 else panels.bytes_as_int16

@@ -40,6 +40,10 @@ _ROWS = 512
 # to be widened.
 _ROWS_OF_INT16 = 8
 
+# From this number of digits of rows on, AMX takes less time than VNNI, by bits of a
+# weight: int4 have to be widened.
+_DIGITS_OF_AMX = {4: 32, 8: 16}
+
 # Sums of more products might leave int32, by bits of a weight.
 _PRODUCTS = {4: 2**20, 8: 2**16}
 
@@ -192,7 +196,7 @@ def of_rounded_rows(
         scale is given, 1, or NaN where the first or the last element is not finite.
     """
     panels.check(weights, columns, x.shape[1], bits)
-    kernel = Kernel(bits, _instructions(x.shape[0], bits, 1), grid=grid)
+    kernel = Kernel(bits, _instructions(x.shape[0], bits, 1, x.shape[1]), grid=grid)
     sums = jax.ShapeDtypeStruct((x.shape[0], columns), jnp.int32)
     of_rows = jax.ShapeDtypeStruct((x.shape[0], 1), jnp.float32)
     name = panel_kernel.registered(kernel)
@@ -354,7 +358,7 @@ def _call(
         panels.check(weights, columns, products, bits)
         layout = Layout.PANELS
     products //= scales[-1].shape[1] if scales else 1
-    instructions = _instructions(rows, bits, count)
+    instructions = _instructions(rows, bits, count, products)
     # Products of int16 are carried in any case.
     is_exact = products * digits.LARGEST**2 <= digits.EXACT_SUM
     kernel = Kernel(
@@ -362,7 +366,7 @@ def _call(
         instructions,
         count,
         is_scaled=bool(scales),
-        is_single=bool(scales) and products == BLOCK,
+        is_single=bool(scales) and products == instructions.block,
         carries=count > 1 and not (is_exact or instructions.takes_int16),
         layout=layout,
         has_packed_scales=bool(scales) and scales[-1].ndim == 3,
@@ -375,9 +379,20 @@ def _call(
     return call(weights, x, *scales, **attributes)
 
 
-def _instructions(rows: int, bits: int, count: int) -> Instructions:
-    """The instructions that take the least time for digits of some rows."""
+def _instructions(rows: int, bits: int, count: int, products: int) -> Instructions:
+    """The instructions that take the least time for digits of some rows.
+
+    Args:
+        rows: number of rows.
+        bits: bits of a weight.
+        count: number of digits of an element of the rows.
+        products: number of weights of a row in a tile.
+    """
     found = integer_products.of_processor()
     assert found is not None
+    if found is Instructions.AMX:
+        is_many = rows * count >= _DIGITS_OF_AMX[bits]
+        is_whole = products % found.block == 0
+        return found if is_many and is_whole else Instructions.AVX512_VNNI
     is_split = found is Instructions.AVX2 and bits == 8 and count > 1
     return Instructions.AVX2_INT16 if is_split and rows >= _ROWS_OF_INT16 else found

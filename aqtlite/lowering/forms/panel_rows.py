@@ -6,6 +6,7 @@ several kernels for it, and one byte at a time.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,15 @@ from aqtlite.lowering.forms.integer_products import Instructions
 from aqtlite.lowering.row_grid import Grid
 
 BLOCK = 32
-"""Number of products that are summed before the sums are widened."""
+"""Least number of products that are summed before the sums are widened
+(`Instructions.block`)."""
 
 TRANSPOSED = 16
 """Number of rows that are transposed at a time, where they lie as columns."""
 
 # As nibbles and bytes are widened: of each eight or four elements the even ones, then
 # the odd ones.
-_ORDER = [i + j for i in range(0, BLOCK, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7)]
-_ORDER_OF_INT16 = [i + j for i in range(0, BLOCK, 4) for j in (0, 2, 1, 3)]
+_ORDER, _ORDER_OF_INT16 = (0, 2, 4, 6, 1, 3, 5, 7), (0, 2, 1, 3)
 
 _MAGNITUDE, _INFINITY, _MANTISSA = 0x7FFFFFFF, 0x7F800000, 23
 
@@ -51,7 +52,7 @@ class Memory:
     """Pointers to what is written."""
 
     values: Any
-    """int8 or int16, ``(tiles, blocks, rows, lines, BLOCK)``: a line for each part of a
+    """int8 or int16, ``(tiles, blocks, rows, lines, block)``: a line for each part of a
     number, which is a digit, or the two highest as an int16."""
 
     offsets: Any
@@ -66,7 +67,7 @@ class Memory:
 
 
 class Rows:
-    """Writes the instructions that lay out rows ``(rows, tiles * blocks * BLOCK)``."""
+    """Writes the instructions that lay out rows ``(rows, tiles * blocks * block)``."""
 
     def __init__(
         self,
@@ -80,18 +81,21 @@ class Rows:
         self.grid, self.are_floats = grid, digits > 1 or grid is not None
         self.parts = instructions.parts(bits)
         self.lines = instructions.numbers(digits) * self.parts
-        self.line_size = BLOCK * instructions.number_size
-        self.order = _ORDER if bits == 4 else list(range(BLOCK))
+        self.block = instructions.block
+        self.line_size = self.block * instructions.number_size
+        order: Sequence[int] = _ORDER if bits == 4 else range(self.block)
         self.raised_by = 2 ** (bits - 1)
         if instructions.takes_int16:
-            self.order, self.raised_by = _ORDER_OF_INT16, 0
+            order, self.raised_by = _ORDER_OF_INT16, 0
+        starts = range(0, self.block, len(order))
+        self.order = [start + place for start in starts for place in order]
         ir = function.ir
         self.ints, self.floats, self.bytes = (
-            ir.VectorType(kind, BLOCK)
+            ir.VectorType(kind, self.block)
             for kind in (function.int, ir.FloatType(), function.byte)
         )
-        self.shorts = ir.VectorType(ir.IntType(16), BLOCK)
-        self.sums = ir.VectorType(function.int, BLOCK // 4)
+        self.shorts = ir.VectorType(ir.IntType(16), self.block)
+        self.sums = ir.VectorType(function.int, self.block // 4)
 
     def bytes_of(self, sizes: Sizes) -> tuple[Any, Any, Any]:
         """The sizes of `Memory`."""
@@ -123,9 +127,9 @@ class Rows:
             scale: scale of all rows; None if each has its own, or is not rounded.
         """
         f, lines = self.f, self.lines
-        sums = f.array(self.sums, lines, BLOCK)
-        bound = f.array(self.ints, 1, BLOCK)
-        size = BLOCK * (4 if self.are_floats else 1)
+        sums = f.array(self.sums, lines, self.block)
+        bound = f.array(self.ints, 1, self.block)
+        size = self.block * (4 if self.are_floats else 1)
         with f.loop(0, sizes.rows) as row, f.loop(0, sizes.tiles) as tile:
             line = f.sum(f.times(row, sizes.tiles), tile)
             start = f.offset(x, f.times(line, sizes.blocks, size))
@@ -184,7 +188,7 @@ class Rows:
     def _start(self, sums: Any, count: int) -> None:
         zero = self.f.constant(self.sums, 0)
         for i in range(count):
-            self.f.store(zero, sums, BLOCK * i, BLOCK)
+            self.f.store(zero, sums, self.block * i, self.block)
 
     def _store(self, parts: list[Any], values: Any, place: Any, sums: Any) -> None:
         """Writes lines of a block, and adds them to their sums."""
@@ -192,15 +196,17 @@ class Rows:
         for i, part in enumerate(parts):
             f.store(part, values, f.sum(place, self.line_size * i))
         for i in range(self.raised_lines):
-            total = f.load(sums, BLOCK * i, self.sums, BLOCK)
-            f.store(self._added(total, parts[i]), sums, BLOCK * i, BLOCK)
+            total = f.load(sums, self.block * i, self.sums, self.block)
+            f.store(self._added(total, parts[i]), sums, self.block * i, self.block)
 
     def _finish(self, sums: Any, offsets: Any, place: Any) -> None:
         """Writes the offsets of lines, of their sums."""
         f = self.f
         for i in range(self.raised_lines):
-            total = f.load(sums, BLOCK * i, self.sums, BLOCK)
-            total = f.call("llvm.vector.reduce.add.v8i32", f.int, total)
+            total = f.load(sums, self.block * i, self.sums, self.block)
+            total = f.call(
+                f"llvm.vector.reduce.add.v{self.sums.count}i32", f.int, total
+            )
             total = f.at.mul(total, f.int(-self.raised_by))
             f.store(total, offsets, f.sum(place, 4 * i), 4)
 
@@ -212,15 +218,15 @@ class Rows:
     def _largest(self, start: Any, bound: Any, blocks: Any) -> Any:
         """The bits of the largest magnitude of a tile."""
         f = self.f
-        f.store(f.constant(self.ints, 0), bound, 0, BLOCK)
+        f.store(f.constant(self.ints, 0), bound, 0, self.block)
         with f.loop(0, blocks) as block:
-            bits = f.load(start, f.times(block, 4 * BLOCK), self.ints)
+            bits = f.load(start, f.times(block, 4 * self.block), self.ints)
             bits = f.at.and_(bits, f.constant(self.ints, _MAGNITUDE))
-            before = f.load(bound, 0, self.ints, BLOCK)
-            largest = f.call("llvm.smax.v32i32", self.ints, before, bits)
-            f.store(largest, bound, 0, BLOCK)
-        largest = f.load(bound, 0, self.ints, BLOCK)
-        return f.call("llvm.vector.reduce.smax.v32i32", f.int, largest)
+            before = f.load(bound, 0, self.ints, self.block)
+            largest = f.call(f"llvm.smax.v{self.block}i32", self.ints, before, bits)
+            f.store(largest, bound, 0, self.block)
+        largest = f.load(bound, 0, self.ints, self.block)
+        return f.call(f"llvm.vector.reduce.smax.v{self.block}i32", f.int, largest)
 
     def _unit(self, bits: Any) -> tuple[Any, Any]:
         """The unit, NaN where an element is not finite, and its reciprocal."""
@@ -234,7 +240,7 @@ class Rows:
         unit = at.shl(exponent, f.int(_MANTISSA))
         reciprocal = at.shl(at.sub(f.int(254), exponent), f.int(_MANTISSA))
         unit = at.select(is_finite, unit, f.int(_NAN))
-        return unit, f.splat(at.bitcast(reciprocal, f.ir.FloatType()), BLOCK)
+        return unit, f.splat(at.bitcast(reciprocal, f.ir.FloatType()), self.block)
 
     def _scale(self, bits: Any) -> tuple[Any, Any]:
         """The scale, NaN where an element is not finite, and its reciprocal.
@@ -265,7 +271,7 @@ class Rows:
 
     def _reciprocal(self, scale: Any) -> Any:
         one = self.f.ir.Constant(scale.type, 1.0)
-        return self.f.splat(self.f.at.fdiv(one, scale), BLOCK)
+        return self.f.splat(self.f.at.fdiv(one, scale), self.block)
 
     def _lines(self, numbers: list[Any]) -> list[Any]:
         """The parts of the numbers of a block, lowest first, as weights are ordered."""

@@ -13,7 +13,7 @@ from typing import Any
 from aqtlite.lowering.digits import BITS
 from aqtlite.lowering.forms import custom_call, panels
 from aqtlite.lowering.forms.integer_products import Instructions
-from aqtlite.lowering.forms.panel_rows import BLOCK, Memory, Sizes
+from aqtlite.lowering.forms.panel_rows import Memory, Sizes
 from aqtlite.lowering.forms.panels import PANEL, WORD
 
 _WAITING = 4
@@ -68,12 +68,13 @@ class RowsOfPanel:
         width: int,
         carries: bool,
     ):
-        self.f, self.how = function, instructions
+        self.f, self.how, self.rows = function, instructions, count
         self.products, self.parts = instructions.products, instructions.parts(bits)
         self.digits, self.numbers = digits, instructions.numbers(digits)
         self.lines, self.width = self.numbers * self.parts, width
         self.carries = carries
-        self.line_size = BLOCK * instructions.number_size
+        self.block = instructions.block
+        self.line_size = self.block * instructions.number_size
         self.ints, self.floats = (
             instructions.ints(function),
             instructions.floats(function),
@@ -148,7 +149,7 @@ class RowsOfPanel:
         def add(block: Any) -> None:
             step = f.sum(f.times(tile, sizes.blocks), block)
             weights = f.offset(
-                arrays.weights, f.times(step, PANEL * BLOCK * self.width // 8)
+                arrays.weights, f.times(step, PANEL * self.block * self.width // 8)
             )
             line = f.sum(f.times(step, sizes.rows), row)
             line = f.times(line, self.lines, self.line_size)
@@ -175,7 +176,9 @@ class RowsOfPanel:
         for (of_number,), of_row in zip(highest, self.carried, strict=True):
             for copies, (high, low) in zip(of_number, of_row, strict=True):
                 total = functools.reduce(at.add, map(at.load, copies))
-                for part, variable in zip(self._split(total), (high, low), strict=True):
+                for part, variable in zip(
+                    _split(self.f, total), (high, low), strict=True
+                ):
                     at.store(at.add(at.load(variable), part), variable)
                 for one in copies:
                     at.store(self.f.constant(self.ints, 0), one)
@@ -183,7 +186,7 @@ class RowsOfPanel:
     def _add_block(self, weights: Any, x: Any) -> None:
         f, at, how, products = self.f, self.f.at, self.how, self.products
         if len(self.totals) == 1 and how is Instructions.AVX2:
-            for line in range(0, PANEL * BLOCK * self.width // 8, _LINE):
+            for line in range(0, PANEL * self.block * self.width // 8, _LINE):
                 f.prefetch(weights, _AHEAD + line)
         sums = list(itertools.chain(*self.sums))
         before = [[[at.load(one) for one in of] for of in line] for line in sums]
@@ -204,7 +207,7 @@ class RowsOfPanel:
     def _words(self, weights: Any) -> Iterator[list[Any]]:
         """Yields the weights of a block, a word of each row at a time."""
         f, how = self.f, self.how
-        for i in range(BLOCK * self.width // (8 * WORD)):
+        for i in range(self.block * self.width // (8 * WORD)):
             words = [
                 f.load(weights, WORD * (PANEL * i + how.lanes * j), self.ints)
                 for j in range(how.vectors)
@@ -234,43 +237,57 @@ class RowsOfPanel:
             highest, below = map(at.load, self.carried[row][vector])
         else:
             sums = [self._sum(number, vector) for number in of_row]
-            if not self.carries:
-                return sums
-            *low, below, highest = sums
-        carried, below = self._split(below)
-        return [*low, below, at.add(highest, carried)]
-
-    def _split(self, total: Any) -> tuple[Any, Any]:
-        """What a sum has above the lowest 8 bits, and these bits."""
-        at = self.f.at
-        eight, byte = (self.f.constant(self.ints, n) for n in (BITS, 2**BITS - 1))
-        return at.ashr(total, eight), at.and_(total, byte)
+            return with_carries(self.f, sums) if self.carries else sums
+        return with_carries(self.f, [*low, below, highest])
 
     def _accumulate(self, arrays: Arrays, sizes: Sizes, row: Any, tile: Any) -> None:
-        """Scales the sums of a tile, and adds them to the totals.
-
-        LLVM is not allowed to contract products and sums.
-        """
-        f, at, digits, lanes = self.f, self.f.at, self.digits, self.how.lanes
-        base = f.constant(self.floats, 256.0)
+        """Scales the sums of a tile, and adds them to the totals."""
+        f, at, lanes = self.f, self.f.at, self.how.lanes
         for i, of_row in enumerate(self.totals):
             place = f.sum(f.times(f.sum(row, i), sizes.tiles), tile)
             factor = f.load(arrays.rows.units, f.times(place, 4), f.ir.FloatType(), 4)
             factor = f.splat(factor, lanes)
             for j, variable in enumerate(of_row):
-                *low, total = (
-                    at.sitofp(one, self.floats) for one in self._sums_of_digits(i, j)
-                )
-                for part in reversed(low):
-                    # The product is exact, so that it may be contracted.
-                    name = f"llvm.fmuladd.v{lanes}f32"
-                    total = f.call(name, self.floats, total, base, part)
                 place = f.sum(f.times(tile, 4 * PANEL), 4 * lanes * j)
                 scale = f.load(arrays.scales, place, self.floats, 4)
-                ordered = scale, factor
-                for other in ordered if digits == 1 else reversed(ordered):
-                    total = at.fmul(total, other)
+                total = scaled(f, self._sums_of_digits(i, j), scale, factor)
                 at.store(at.fadd(at.load(variable), total), variable)
+
+
+def with_carries(f: custom_call.Function, sums: list[Any]) -> list[Any]:
+    """Moves what the second highest of some sums has above its lowest 8 bits up."""
+    *low, below, highest = sums
+    carried, below = _split(f, below)
+    return [*low, below, f.at.add(highest, carried)]
+
+
+def _split(f: custom_call.Function, total: Any) -> tuple[Any, Any]:
+    """What a sum has above the lowest 8 bits, and these bits."""
+    eight, byte = (f.constant(total.type, n) for n in (BITS, 2**BITS - 1))
+    return f.at.ashr(total, eight), f.at.and_(total, byte)
+
+
+def scaled(f: custom_call.Function, sums: list[Any], scale: Any, factor: Any) -> Any:
+    """Scales a number whose digits have sums.
+
+    LLVM is not allowed to contract products and sums.
+
+    Args:
+        f: function that is being written.
+        sums: vectors of int32, of the lowest digit first.
+        scale: scales of the weights, vector of float32.
+        factor: scale or unit of the row, likewise.
+    """
+    lanes = scale.type.count
+    base = f.constant(scale.type, 256.0)
+    *low, total = (f.at.sitofp(one, scale.type) for one in sums)
+    for part in reversed(low):
+        # The product is exact, so that it may be contracted.
+        total = f.call(f"llvm.fmuladd.v{lanes}f32", scale.type, total, base, part)
+    ordered = scale, factor
+    for other in ordered if len(sums) == 1 else reversed(ordered):
+        total = f.at.fmul(total, other)
+    return total
 
 
 def _leaves(nested: Any) -> list[Any]:

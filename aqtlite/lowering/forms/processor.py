@@ -1,5 +1,6 @@
 """The processor's instructions for narrow numbers."""
 
+import ctypes
 import functools
 import os
 import pathlib
@@ -18,6 +19,9 @@ it divides products among threads that one thread computes in less time."""
 _MANY_ROWS = 17
 
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
+
+# Numbers of Linux on x86-64: a call, ARCH_REQ_XCOMP_PERM, and XFEATURE_XTILEDATA.
+_ARCH_PRCTL, _ASK_FOR_STATE, _AMX = 158, 0x1023, 18
 
 _BEYOND = {
     "SSE4_2": ("avx", "amx"),
@@ -79,6 +83,18 @@ def adds_products_of_bytes() -> bool:
 def has_avx512_vnni() -> bool:
     """Returns True if the processor adds such products in vectors of 512 bits."""
     return "avx512_vnni" in _flags(_CPUINFO)
+
+
+@functools.cache
+def may_use_amx() -> bool:
+    """Returns True if this process may multiply int8 by AMX.
+
+    Linux gives its registers to a process that asks for them, unless a thread has too
+    little memory to save them ("Using XSTATE features in user space applications").
+    """
+    if not {"amx_int8", "amx_tile"} <= _flags(_CPUINFO):
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _AMX) == 0
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from aqtlite.lowering.forms.integer_products import Instructions
 from tests import common
 from tests.flax.support import init
 from tests.lowering.dots import mixed_dot
+from tests.lowering.forms import emulated
 
 LAST_AXES = ((1,), (1,)), ((), ())
 OF_BYTES = [one for one in Instructions if not one.takes_int16]
@@ -107,15 +108,16 @@ def test_sums_are_exact_at_the_largest_magnitudes(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("products", [32, 8224])
+@pytest.mark.parametrize("blocks", [1, 257])
 @pytest.mark.parametrize(
     ("instructions", "bits"),
     [*itertools.product(OF_BYTES, (4, 8)), (Instructions.AVX2_INT16, 8)],
 )
 def test_digits_have_equal_bits_at_the_largest_magnitudes(
-    products, bits, instructions, dtype, monkeypatch, without_kernel
+    blocks, bits, instructions, dtype, monkeypatch, without_kernel
 ):
-    """Sums of 8,224 products leave float32, and those of two digits int32."""
+    """Sums of 257 blocks leave float32, and those of two digits int32."""
+    products = blocks * instructions.block
     widest = integer_products.of_processor()
     if widest is None or (instructions.has_dots and instructions > widest):
         return
@@ -135,6 +137,37 @@ def test_digits_have_equal_bits_at_the_largest_magnitudes(
     got = lowered.compile()(x, w)
     without_kernel()
     np.testing.assert_array_equal(got, jax.jit(lambda x, w: dot(x, w))(x, w))
+
+
+OF_AMX = {
+    "int8": config.qat(8),
+    "int8_64": in_blocks(config.qat(8), 64),
+    "int4": config.w4a8(),
+    "int4_128": in_blocks(config.w4a8(), 128),
+    "int8 by floats": config.weight_only(8),
+    "int4_64 by floats": in_blocks(config.weight_only(4), 64),
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [(15, 40), (101, 16), pytest.param(37, 1029, id="columns that threads divide")],
+)
+@pytest.mark.parametrize("cfg", OF_AMX.values(), ids=OF_AMX)
+def test_amx_has_equal_bits(cfg, rows, columns, monkeypatch, without_kernel):
+    """By other instructions, so that any processor with AVX2 tests it."""
+    dense = nn.Dense(columns, dot_general=AqtDotGeneral(cfg))
+    x = common.normal((rows, 256)).at[0].set(0).at[-1, 3].set(jnp.nan)
+    serving = aqtlite.flax.convert(dense, init(dense, x), x)
+    with monkeypatch.context() as patch:
+        emulated.take_amx(patch)
+        program = aqtlite.compile_serving(dense.apply, serving, x)
+        got = program(x)
+        if panel_products.runs_here():
+            assert emulated.NAME in program.compiled.as_text()
+    without_kernel()
+    wanted = jax.jit(lambda x: dense.apply(serving, x))(x)
+    np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from aqtlite.lowering.forms import (
     planes,
 )
 from aqtlite.lowering.forms.integer_products import Instructions
+from tests.lowering.forms import emulated
 
 pytestmark = pytest.mark.code("quick")
 
@@ -65,19 +66,6 @@ def test_sums_are_exact_at_the_largest_magnitudes(bits, rows, channels, length):
     check_sums(bits, rows, channels, length)
 
 
-class EmulatedDots(integer_products.Dots):
-    """The products of VNNI, in instructions of any processor."""
-
-    def multiplied(self, f, part, a, b):
-        kind = part.type
-        for start in range(0, 32, 8):
-            left, right = f.constant(kind, 24 - start), f.constant(kind, 24)
-            one = f.at.lshr(f.at.shl(a, left), right)
-            other = f.at.ashr(f.at.shl(b, left), right)
-            part = f.at.add(part, f.at.mul(one, other))
-        return part
-
-
 def test_sums_in_wide_vectors(monkeypatch):
     """Of 64 bytes, as on processors with AVX-512."""
 
@@ -87,7 +75,7 @@ def test_sums_in_wide_vectors(monkeypatch):
         custom_call.register(name, kind(bits, instructions))
         return name
 
-    monkeypatch.setattr(Instructions, "products", EmulatedDots())
+    monkeypatch.setattr(Instructions, "products", emulated.Dots())
     monkeypatch.setattr(
         integer_products, "of_processor", lambda: Instructions.AVX512_VNNI
     )
