@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import serialization
 
 from aqtlite import config, kv_cache
 from aqtlite.flax import map_caches
@@ -349,3 +350,12 @@ def test_a_step_traces_where_users_forbid_promotion(window):
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         _, out = jax.eval_shape(step, cache, new, new, new)
     assert out.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_flax_stores_caches(bits):
+    cfg = kv_cache.config_for(bits)
+    cache, _ = step(empty(cfg=cfg), *piece(0, 5), cfg=cfg)
+    empty_one = jax.tree.map(jnp.zeros_like, cache)
+    found = serialization.from_bytes(empty_one, serialization.to_bytes(cache))
+    jax.tree.map(np.testing.assert_array_equal, found, cache)

@@ -13,7 +13,7 @@ from flax import serialization
 
 from aqtlite.calibration import Statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.kv_cache import Packed
+from aqtlite.kv_cache import KVCache, Packed
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.packed_values import PackedValues
@@ -24,23 +24,29 @@ from aqtlite.quantization.states.gradient_statistics import GradientStatistics
 from aqtlite.quantization.states.second_moment import SecondMoment
 from aqtlite.quantization.states.stored_statistics import restored_statistics
 
-_ARRAYS: dict[type, tuple[str, ...]] = {
-    QTensor: ("qvalue", "scale", "zero_point", "unrounded", "sums"),
-    PackedValues: ("panels",),
-    Packed: ("packed", "scale"),
-    FixedScale: ("scale", "zero_point"),
-    Statistics: ("batches", "state"),
-    SecondMoment: ("batches", "moment"),
-    GradientStatistics: ("batches", "state", "roots", "uses"),
-    SmoothingStatistics: ("batches", "lhs", "rhs", "lhs_factor", "absorbed"),
-}
+_NODES = (
+    QTensor,
+    PackedValues,
+    Packed,
+    KVCache,
+    FixedScale,
+    Statistics,
+    SecondMoment,
+    GradientStatistics,
+    SmoothingStatistics,
+)
+
+
+def _children(node: Any) -> dict[str, Any]:
+    """The fields of a node that hold arrays, or would if they were not None."""
+    found, _ = jax.tree_util.tree_flatten_with_path(node, lambda x: x is not node)
+    return {path[0].name: child for path, child in found}
 
 
 def _to_state(node: Any) -> dict[str, Any]:
-    arrays = {name: getattr(node, name) for name in _ARRAYS[type(node)]}
     return {
         name: serialization.to_state_dict(x)
-        for name, x in arrays.items()
+        for name, x in _children(node).items()
         if jax.tree.leaves(x)
     }
 
@@ -49,9 +55,21 @@ def _from_state(target: Any, state: dict[str, Any]) -> Any:
     found = restored_statistics(state)
     if isinstance(found, type(target)):
         state = vars(found)
+    children = _children(target)
+    missing = [
+        name
+        for name, child in children.items()
+        if jax.tree.leaves(child) and state.get(name) is None
+    ]
+    if missing:
+        raise ValueError(
+            f"{serialization.current_path()}: what was stored as a "
+            f"{type(target).__name__} lacks {missing}, which the target has; restore "
+            "into a target of the config that was stored"
+        )
     arrays = {
-        name: serialization.from_state_dict(getattr(target, name), state[name])
-        for name in _ARRAYS[type(target)]
+        name: serialization.from_state_dict(child, state[name], name=name)
+        for name, child in children.items()
         if name in state
     }
     return dataclasses.replace(target, **arrays)
@@ -59,8 +77,8 @@ def _from_state(target: Any, state: dict[str, Any]) -> Any:
 
 def register() -> None:
     """Registers the nodes of serving variables with `flax.serialization`."""
-    for dynamic in _ARRAYS:
-        serialization.register_serialization_state(dynamic, _to_state, _from_state)
+    for node in _NODES:
+        serialization.register_serialization_state(node, _to_state, _from_state)
     serialization.register_serialization_state(
         FrozenKernel, lambda node: {}, lambda target, state: target
     )
