@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.invariance.sums import Sum
+from aqtlite.lowering.sums import Sum
 
 
 def psum(

@@ -15,9 +15,9 @@ from aqtlite.invariance.convolutions import Conv
 from aqtlite.invariance.pooling import ScatteredToChosen
 from aqtlite.invariance.ragged import RaggedDot
 from aqtlite.invariance.scatters import ScatterAdd
-from aqtlite.invariance.sums import CumulativeSum, Sum, WindowedSum
 from aqtlite.jaxpr import equations
 from aqtlite.lowering import exact
+from aqtlite.lowering.sums import CumulativeSum, Sum, WindowedSum
 
 Rule = Callable[..., jax.Array]
 """Function from the parameters of an equation and its inputs, of which floats are

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from aqtlite import config
 from aqtlite.lowering import exact
+from aqtlite.lowering.sums import Sum
 from aqtlite.numerics import DynamicTree
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.quantize import quantize
@@ -48,13 +50,21 @@ def encoded_like(q: QTensor, scale: QTensor) -> QTensor:
 
 
 def _in_blocks(q: QTensor, blocks: config.Blocks, axis: int) -> QTensor:
-    # A channel of NaN has no part in it.
-    mean = jnp.nanmean(q.scale, keepdims=True)
+    mean = _mean(q.scale)
     tensor = config.Tensor(numerics=DynamicTree(), blocks=blocks)
     codes = quantize(q.scale - mean, tensor, axis)
     return dataclasses.replace(
         q, scale=stored(qvalue=codes.qvalue, scale=codes.scale, offset=mean)
     )
+
+
+def _mean(scale: jax.Array) -> jax.Array:
+    """The mean of scales that are not NaN, keepdims, equal on any number of devices."""
+    is_number = ~jnp.isnan(scale)
+    axes = tuple(range(scale.ndim))
+    total = Sum(axes)(jnp.where(is_number, scale, 0))
+    count = jnp.sum(is_number, dtype=jnp.int32).astype(jnp.float32)
+    return lax.expand_dims(total / count, axes)
 
 
 def decoded(q: QTensor) -> QTensor:

@@ -155,3 +155,16 @@ def test_errors():
         config.DoubleScales(size=0)
     assert "in 8 bits when frozen" in config.describe(DOUBLE)
     assert config.from_json(config.to_json(DOUBLE)) == DOUBLE
+
+
+def test_flax_restores_all_arrays_or_none():
+    """The mean, too, whatever the target holds."""
+    dense = nn.Dense(512, use_bias=False, dot_general=AqtDotGeneral(DOUBLE))
+    serving = convert(dense, {"params": {"kernel": W}}, X)
+    target = jax.tree.map(jnp.zeros_like, serving)
+    found = serialization.from_bytes(target, serialization.to_bytes(serving))
+    np.testing.assert_array_equal(dense.apply(found, X), dense.apply(serving, X))
+    state = serialization.to_state_dict(serving)
+    del state["aqt"]["kernel"]["rhs"]["scale"]["offset"]
+    with pytest.raises(ValueError, match=r"rhs/scale: .* lacks \['offset'\]"):
+        serialization.from_state_dict(target, state)
