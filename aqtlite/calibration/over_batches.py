@@ -67,10 +67,12 @@ class OverBatches(base.Calibration, abc.ABC):
     def _with(self, statistics: base.Statistics, found: base.Range) -> base.State:
         """The state after a batch with this range."""
         before, batches = statistics.state["ends"], statistics.batches + 1
+        # XLA would contract a product that a range ends with, and what follows.
+        ends = {name: exact.fusion_barrier(x) for name, x in _ends(found).items()}
         return {
             "ends": {
                 name: self._accumulated(name, before[name], value, batches)
-                for name, value in _ends(found).items()
+                for name, value in ends.items()
             }
         }
 

@@ -7,7 +7,8 @@ import pytest
 
 import aqtlite
 from aqtlite import calibration, config, numerics, statistics
-from tests.common import MATMUL, tensor
+from tests.calibration.gathered import gathered, gathered_eagerly
+from tests.common import MATMUL, normal, tensor
 
 pytestmark = pytest.mark.code("quick")
 
@@ -94,3 +95,30 @@ def test_statistics_of_another_calibration(how):
         aqtlite.make_dot_general(cfg)(usual, W, MATMUL, states=others)
     with pytest.raises(ValueError, match="gather them again with this config"):
         statistics.update_states(cfg, others, usual, W, MATMUL)
+
+
+CLIPPED = {
+    "symmetric": (
+        calibration.AbsMax(clipping_scale=0.9),
+        numerics.IntSymmetric(bits=8),
+    ),
+    "affine": (calibration.MinMax(clipping_scale=0.9), numerics.IntAffine(bits=8)),
+}
+
+
+@pytest.mark.parametrize(("of", "grid"), CLIPPED.values(), ids=CLIPPED)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        calibration.MaxOverBatches,
+        calibration.MeanOverBatches,
+        calibration.MovingAverage,
+    ],
+)
+def test_clipped_ranges_have_equal_bits_in_every_program(kind, of, grid):
+    """XLA would contract the product with what follows it."""
+    for seed in range(8):
+        batches = [normal((4, 16), 10 * seed + i) for i in range(6)]
+        args = kind(of=of), batches, (0, 1), grid
+        got, wanted = (one(*args)[0] for one in (gathered, gathered_eagerly))
+        jax.tree.map(np.testing.assert_array_equal, got, wanted)
