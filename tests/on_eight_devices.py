@@ -924,6 +924,43 @@ def test_serving_of_linen_models_over_explicit_axes(is_injected):
         assert_equal(jax.jit(model.apply)(serving, x), wanted)
 
 
+@pytest.mark.parametrize("is_logical", [False, True])
+def test_conversion_in_a_mesh_serves_everywhere(is_logical):
+    """Flax constrains parameters to their shardings there, and not frozen ones."""
+    partitioned = nn.with_partitioning
+    if is_logical:
+        partitioned = nn.with_logical_partitioning
+    init = partitioned(nn.initializers.lecun_normal(), ("d", None))
+    model = quantize_model(nn.Dense(16, kernel_init=init), nearest())
+    variables = jax.jit(model.init)(jax.random.key(1), X)
+    wanted = jax.jit(model.apply)(variables, X)
+    made = [convert(model, variables, X)]
+    with jax.set_mesh(AUTO), nn.logical_axis_rules([("d", "d")]):
+        made.append(convert(model, variables, X))
+        for serving in made:
+            assert_equal(jax.jit(model.apply)(serving, X), wanted)
+    for serving in made:
+        assert_equal(jax.jit(model.apply)(serving, X), wanted)
+
+
+@pytest.mark.parametrize("scales", [None, config.DoubleScales()])
+@pytest.mark.parametrize("spec", [P("d"), P(None, "d")])
+def test_scales_of_blocks_are_those_of_one_device(spec, scales):
+    tensor = config.Tensor(
+        numerics=numerics.NormalFloat(),
+        blocks=config.Blocks(size=64),
+        double_scales=scales,
+    )
+    cfg = config.update(config.weight_only(4), {"fwd.rhs": tensor})
+    function = aqtlite.quantize_function(lambda w, x: x @ w, cfg, params=0)
+    w, x = normal((256, 512)), normal((2, 256), 1)
+    sharded = jax.device_put(w, NamedSharding(AUTO, spec))
+    found, wanted = (
+        aqtlite.convert_function(function, one, x)[1] for one in (sharded, w)
+    )
+    assert_equal(found, wanted)
+
+
 @pytest.mark.parametrize("preset", [nearest(), config.weight_only(4)])
 def test_weights_over_explicit_axes_are_not_packed(preset):
     """Panels are of several rows, so that shards of rows are none of panels."""

@@ -35,6 +35,9 @@ from aqtlite.lowering import target
 _PREFIX = "aqtlite value "
 _NAMES = registry.OF_PRIMITIVES
 
+# Equations that say on which devices a value lies.
+_PLACEMENTS = ("reshard", "sharding_constraint")
+
 
 def with_name(x: jax.Array, name: str) -> jax.Array:
     """Returns a value with a name that does not affect its `Origin`."""
@@ -284,6 +287,9 @@ def _outputs(
     if eqn.primitive is primitives.name_p and eqn.params["name"].startswith(_PREFIX):
         return values
     made, former = equation_digests.identities(eqn, values)
+    if eqn.primitive.name in _PLACEMENTS:
+        # Calls on other devices, and of a frozen weight, do not have it.
+        return [values[0]._replace(former=former and digest(former, "0"))]
     facts = _facts_of_outputs(eqn, [value.facts for value in values], of_bodies)
     transposed = origins.transposed(eqn, values[0]) if made and values else None
     return [
