@@ -31,8 +31,8 @@ def quantize_optimizer(
     nearest. Which arrays of the state are moments, and which of these are quantized, is
     decided by their paths and sizes. The state is that of `tx` with a `QTensor` in
     place of each of them: it works in `jax.jit`, `jax.lax.scan`, with donation,
-    sharding and checkpoints, and `tx` may be inside of other transformations or
-    around them. A state of `tx` itself is taken, too, and quantized by its first step.
+    sharding and checkpoints (for `flax.serialization`, import `aqtlite.flax`), and `tx`
+    may be inside of other transformations or around them. A state of `tx` itself is taken, too, and quantized by its first step.
 
     >>> import optax
     >>> tx = quantize_optimizer(optax.adam(1e-3))
