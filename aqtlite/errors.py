@@ -16,6 +16,13 @@ class RulesError(UserError, ValueError):
     """Error for rules that do not fit the contractions of a program."""
 
 
+class UnwritableError(UserError, OSError):
+    """Error for a file that cannot be written, made of the arguments of `OSError`."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written: {self.strerror}"
+
+
 class NoArithmeticError(TypeError):
     """Error for arithmetic with a `QTensor`, which has none."""
 

@@ -14,7 +14,7 @@ from aqtlite.cli import configs, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.cli.shared_options import BITS_OF
 from aqtlite.errors import UserError
-from aqtlite.output import plots
+from aqtlite.output import files, plots
 
 
 def run(args: argparse.Namespace) -> None:
@@ -51,14 +51,16 @@ def run(args: argparse.Namespace) -> None:
             if isinstance(error, UserError):
                 raise
             raise UserError(" ".join(str(error).split())) from error
-    if args.out is not None:
-        args.out.write_text(rules.to_json(found.rules, indent=2) + "\n", "utf-8")
-    if args.plot is not None:
-        found.plot(args.plot)
+    # What was measured is shown, even if a file cannot be written.
     if args.json:
         print(found.to_json(indent=2))
     else:
         output.results().print(found)
+    if args.out is not None:
+        text = rules.to_json(found.rules, indent=2) + "\n"
+        files.write(text.encode(), args.out)
+    if args.plot is not None:
+        found.plot(args.plot)
 
 
 def _check_plot(path: pathlib.Path) -> None:

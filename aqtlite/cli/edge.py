@@ -20,11 +20,11 @@ from aqtlite.checkpoint.variables import tracing_with
 from aqtlite.cli import configs, edge_options, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.edge import program
-from aqtlite.edge.publish import check_target
 from aqtlite.errors import UserError
 from aqtlite.extras import EXTRAS
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.jaxpr import tracing
+from aqtlite.output.files import check_target
 
 _PACKAGES = {
     ".tflite": ("litert_converter", "ai_edge_litert"),

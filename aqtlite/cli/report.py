@@ -35,12 +35,13 @@ def run(args: argparse.Namespace) -> None:
         for i, name in enumerate(args.models)
     ]
     shown: Any = reports[0] if last == 0 else reports[0].compare(reports[1])
-    if args.html is not None:
-        reports[0].to_html(args.html)
+    # What was measured is shown, even if the page cannot be written.
     if args.json:
         print(shown.to_json(indent=2))
     else:
         output.results().print(shown)
+    if args.html is not None:
+        reports[0].to_html(args.html)
 
 
 def _report(name: str, cfg: Any, args: argparse.Namespace) -> Report:

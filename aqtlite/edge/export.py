@@ -13,11 +13,12 @@ from aqtlite.edge.litert import converter
 from aqtlite.edge.litert import write as litert_write
 from aqtlite.edge.onnx import check as onnx_check
 from aqtlite.edge.onnx import write as onnx_write
-from aqtlite.edge.publish import check_target, publish
+from aqtlite.edge.publish import publish
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.report import Processors, Report
 from aqtlite.edge.rules import Rule
 from aqtlite.edge.rules import check as check_rules
+from aqtlite.output.files import check_target
 
 Interface = Literal["integer", "uint8", "float"]
 

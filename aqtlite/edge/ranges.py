@@ -11,7 +11,8 @@ import rich.box
 import rich.table
 
 from aqtlite.config.json import json_text
-from aqtlite.edge.publish import check_target, publish
+from aqtlite.edge.publish import publish
+from aqtlite.output.files import check_target
 
 
 class Range(NamedTuple):
@@ -118,7 +119,7 @@ class Ranges(Mapping[str, Range]):
                 a symbolic link.
         """
         check_target(path)
-        publish((self.to_json() + "\n").encode(), pathlib.Path(path))
+        publish((self.to_json() + "\n").encode(), path)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "Ranges":

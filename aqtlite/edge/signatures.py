@@ -90,5 +90,5 @@ def export_signatures(
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     data, reports = write.write(programs)
-    publish(data, pathlib.Path(path))
+    publish(data, path)
     return reports

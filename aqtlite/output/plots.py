@@ -1,11 +1,14 @@
 """Plots, by Matplotlib."""
 
 import importlib.util
+import io
 import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from aqtlite.output import files
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
@@ -44,6 +47,21 @@ def _figure(height: float) -> Any:
     return Figure(figsize=(8, height), layout="constrained")
 
 
+def _save(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a figure into a file of the format that its name ends in.
+
+    Raises:
+        UnwritableError: if the file cannot be written.
+        ValueError: if Matplotlib writes no files with that ending, or `path` is an
+            address, a folder or a symbolic link.
+    """
+    files.check_target(path)
+    drawn = io.BytesIO()
+    suffix = pathlib.Path(path).suffix.removeprefix(".")
+    figure.savefig(drawn, format=suffix or None, dpi=120)
+    files.write(drawn.getvalue(), path)
+
+
 def bars(
     values: Mapping[str, Mapping[str, float]],
     label: str,
@@ -71,7 +89,7 @@ def bars(
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel(label)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def curve(
@@ -108,7 +126,7 @@ def curve(
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
     axes.legend()
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def scatter(
@@ -137,7 +155,7 @@ def scatter(
     axes.grid(alpha=0.3)
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def lines(
@@ -162,4 +180,4 @@ def lines(
         axes.grid(alpha=0.3)
     several[-1].set_xlabel(label)
     several[0].legend(fontsize=6, ncols=2)
-    figure.savefig(path, dpi=120)
+    _save(figure, path)

@@ -4,13 +4,13 @@ import dataclasses
 import html
 import json
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from aqtlite import errors
+from aqtlite.output import files
 from aqtlite.reporting import histogram, page_script, page_style, tables
 
 _PAGE = """\
@@ -65,8 +65,10 @@ def write(
     Raises:
         OSError: if the file cannot be written.
         TypeError: if an operand is not given with its `QTensor`, or `taps` are others.
-        ValueError: if the shapes of both differ, or nothing is finite.
+        ValueError: if the path is none of a file, the shapes of both differ, or nothing
+            is finite.
     """
+    files.check_target(path)
     if taps is not None and not hasattr(taps, "operands"):
         raise TypeError(
             "taps must be those of one call of aqtlite.tap or "
@@ -80,7 +82,7 @@ def write(
             )
     histograms = [histogram.of(name, *pair) for name, pair in operands.items()]
     text = _text(report, [] if taps is None else _errors(taps), histograms)
-    pathlib.Path(path).write_text(text, encoding="utf-8")
+    files.write(text.encode(), path)
 
 
 def _errors(taps: Any) -> list[dict[str, Any]]:

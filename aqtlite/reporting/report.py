@@ -202,7 +202,8 @@ class Report:
             OSError: if the file cannot be written.
             TypeError: if an operand is not given with its `QTensor`, or `taps` are
                 those of several steps.
-            ValueError: if the shapes of both differ, or no element is finite.
+            ValueError: if the path is an address, a folder or a symbolic link, the
+                shapes of both differ, or no element is finite.
         """
         page.write(self, path, taps, operands)
 

@@ -167,6 +167,22 @@ def test_a_loss_takes_the_arrays_of_the_model_too(made, choose):
     assert "loss is called with the outputs of the model and all items" in err
 
 
+def test_a_full_disk_costs_neither_the_result_nor_the_earlier_rules(
+    choose, tmp_path, full_disk
+):
+    files = [tmp_path / "rules.json", tmp_path / "bits.png"]
+    for option, path in zip(["--out", "--plot"], files, strict=True):
+        path.write_text("before")
+        options = [*CANDIDATES, "--budget", "480B", "--json", "--overwrite"]
+        code, out, err = choose(*options, option, path)
+        assert code == 2
+        assert json.loads(out)["budget"] == 480
+        why = "cannot be written: No space left on device"
+        assert err == f"aqtlite choose: error: {path} {why}\n"
+        assert path.read_text() == "before"
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+
+
 def test_nnx_models_and_configs_of_files(choose, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(config.to_json(config.weight_only(3)))

@@ -453,6 +453,13 @@ def test_an_export_that_fails_leaves_what_was_there(folder, capsys, monkeypatch)
     assert (folder / "out.tflite").read_bytes() == b"before"
 
 
+def test_a_full_disk_is_named_with_the_path(folder, capsys, monkeypatch, full_disk):
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
+    why = "out.json cannot be written: No space left on device"
+    assert why in error(capsys, *ARGV, *DATA, "--save-ranges", "out.json")
+    assert not list(folder.glob("out*"))
+
+
 def test_help_says_how_data_is_read(capsys):
     with pytest.raises(SystemExit):
         cli.main(["edge", "--help"])

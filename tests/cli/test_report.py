@@ -95,3 +95,18 @@ def test_page(folder, capsys):
     assert "--html shows one report" in capsys.readouterr().err
     assert run(*names, names[0]) == 2
     assert "give one or two factories, not 3" in capsys.readouterr().err
+
+
+def test_a_full_disk_costs_neither_the_result_nor_the_earlier_page(
+    folder, capsys, full_disk
+):
+    (folder / "full.html").write_text("before")
+    options = ["--html", "full.html", "--overwrite"]
+    before = set(folder.iterdir())
+    assert run("reported.py:injected", *options) == 2
+    shown = capsys.readouterr()
+    assert "Mlp/inside" in shown.out
+    why = "full.html cannot be written: No space left on device"
+    assert shown.err == f"aqtlite report: error: {why}\n"
+    assert (folder / "full.html").read_text() == "before"
+    assert set(folder.iterdir()) == before

@@ -178,5 +178,5 @@ def test_in_a_browser(page, tmp_path):
 
 
 def test_a_folder_that_is_not_there(found, tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(OSError, match=r"report.html cannot be written: No such file"):
         found.to_html(tmp_path / "nowhere" / "report.html")

@@ -14,11 +14,12 @@ import math
 import os
 import pathlib
 import platform
-import threading
 from typing import Any
 
 import jax
 from absl import logging
+
+from aqtlite.output import files
 
 _FORMAT = "aqtlite.times.1"
 
@@ -94,10 +95,7 @@ class KeptTimes:
                 key: dataclasses.asdict(one) for key, one in known.items()
             },
         }
-        name = f".{self.path.name}.{os.getpid()}.{threading.get_ident()}"
-        temporary = self.path.with_name(name)
-        temporary.write_text(json.dumps(fields, indent=1))
-        temporary.replace(self.path)
+        files.write(json.dumps(fields, indent=1).encode(), self.path)
 
 
 def path_in(folder: str | os.PathLike[str]) -> pathlib.Path:
