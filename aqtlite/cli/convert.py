@@ -26,6 +26,8 @@ def _moves(path: pathlib.Path | None) -> tuple[checkpoint.Move, ...]:
 
 def run(args: argparse.Namespace) -> None:
     """Runs ``aqtlite convert``."""
+    if not args.dry_run:
+        output.check_writable(args.target)
     # First, because the config may name classes that this import registers.
     make = factory.find(args.model)
     model, sample_args, sample_kwargs = factory.call(args.model, make, config_of(args))

@@ -24,7 +24,6 @@ from aqtlite.errors import UserError
 from aqtlite.extras import EXTRAS
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.jaxpr import tracing
-from aqtlite.output.files import check_target
 
 _PACKAGES = {
     ".tflite": ("litert_converter", "ai_edge_litert"),
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     if args.save_ranges is not None:
         if args.calibrate is None:
             raise UserError("--save-ranges goes with --calibrate")
-        _check_free(args.save_ranges, args.overwrite)
+        output.check_free(args.save_ranges, args.overwrite)
     rules = _rules(args.rules)
     model, sample_args, sample_kwargs = factory.call(
         args.model, factory.find(args.model), None
@@ -133,20 +132,13 @@ def _check_target(target: pathlib.Path, overwrite: bool) -> None:
             f"{target} must end in {' or '.join(_PACKAGES)}, which says for which "
             "runtime it is"
         )
-    _check_free(target, overwrite)
+    output.check_free(target, overwrite)
     for package in _PACKAGES[target.suffix]:
         if importlib.util.find_spec(package) is None:
             raise UserError(
                 f"a {target.suffix} file needs the package {package!r}: pip install "
                 f"'aqtlite[{_EXTRAS[target.suffix]}]'"
             )
-
-
-def _check_free(path: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError if a file cannot be written, before any work."""
-    with _in_one_line():
-        check_target(path)
-    output.check_free(path, overwrite)
 
 
 def _check_model(name: str, model: Any, kwargs: Mapping[str, Any]) -> None:

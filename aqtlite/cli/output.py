@@ -3,11 +3,13 @@
 import json
 import pathlib
 import sys
+import tempfile
 from typing import Any
 
 import rich.console
 
 from aqtlite.errors import UserError
+from aqtlite.output import files
 
 _UNLIMITED = 200
 """Width of output that is not a terminal, in columns: enough not to fold paths."""
@@ -30,18 +32,45 @@ def print_json(data: Any) -> None:
 
 
 def check_free(path: pathlib.Path, overwrite: bool) -> None:
-    """Checks that a file can be written.
+    """Checks, before any work, that a file can be written.
 
     Args:
         path: path of the file.
         overwrite: whether it may replace another.
 
     Raises:
-        UserError: if it is a folder, or there already, or its folder is not there.
+        UserError: if it is no path of a file, or there already, or its folder is not
+            there or not to be written into.
     """
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} into")
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} exists; --overwrite replaces it")
+    with files.writing(path):
+        try:
+            files.check_target(path)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        if not path.absolute().parent.is_dir():
+            raise UserError(
+                f"there is no folder {path.parent} to write {path.name} into"
+            )
+        if path.exists() and not overwrite:
+            raise UserError(f"{path} exists; --overwrite replaces it")
+    check_writable(path)
+
+
+def check_writable(path: pathlib.Path) -> None:
+    """Checks, before any work, that a path is in a folder that may be written into.
+
+    By a file that has no name, or loses it at once: permissions alone do not tell of
+    volumes that are read only, or of what root may not do either.
+
+    Args:
+        path: path of a file or folder, whose parent folders may be still to make.
+
+    Raises:
+        UserError: if it is not.
+    """
+    with files.writing(path):
+        folder = path.absolute().parent
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):
+            pass
