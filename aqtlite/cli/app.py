@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import aqtlite
 from aqtlite.cli.commands import COMMANDS, Command
+from aqtlite.cli.shared_options import check_local_paths
 from aqtlite.cli.suggestions import did_you_mean
 from aqtlite.errors import UserError
 
@@ -128,6 +129,7 @@ def main(
         parser.error(f"no command {words[0]!r}{hint}")
     args = parser.parse_args(given)
     try:
+        check_local_paths(args)
         code = args.run(args)
         sys.stdout.flush()
         return code

@@ -7,6 +7,7 @@ from typing import Any
 
 from aqtlite.cli.suggestions import one_of
 from aqtlite.errors import UserError
+from aqtlite.output.local_paths import check_local
 
 _FILES: Any = None
 """shtab's completion of paths, if installed."""
@@ -195,6 +196,21 @@ def check(args: argparse.Namespace) -> None:
             raise UserError(f"{path} does not exist")
     if getattr(args, "fwd_bits", None) is not None and args.preset not in BITS_OF:
         raise UserError(f"--fwd-bits goes with --preset {' or '.join(BITS_OF)}")
+
+
+def check_local_paths(args: argparse.Namespace) -> None:
+    """Checks that all paths of a command line are local ones.
+
+    Raises:
+        UserError: if one is an address, or begins with ``~``.
+    """
+    for value in vars(args).values():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, pathlib.Path):
+                try:
+                    check_local(path)
+                except ValueError as error:
+                    raise UserError(str(error)) from error
 
 
 def place(name: str) -> str:

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from aqtlite import cli
+from aqtlite import __main__ as program
 
 pytestmark = pytest.mark.code("quick")
 
@@ -53,7 +53,7 @@ def closed(folder, monkeypatch):
 
 def refused(argv, capsys):
     """Returns the one line of a command that is refused."""
-    assert cli.main(argv) == 2
+    assert program.main(argv) == 2
     shown = capsys.readouterr()
     assert not shown.out and shown.err.count("\n") == 1
     return shown.err.removeprefix(f"aqtlite {argv[0]}: error: ").strip()
@@ -73,6 +73,32 @@ def test_a_checkpoint_in_a_folder_that_cannot_be_made(closed, capsys):
     text = refused([*argv, str(target)], capsys)
     assert text == f"{target} cannot be written: Permission denied"
     assert "too late" in refused([*argv, str(target), "--dry-run"], capsys)
+
+
+@pytest.mark.parametrize("path", ["~/run", "gs://bucket/run"])
+@pytest.mark.parametrize("written", WRITES)
+def test_what_is_no_local_path(written, path, folder, capsys):
+    argv, name = WRITES[written]
+    text = refused([*argv, f"{path}/{name}"], capsys)
+    assert text.partition(" ")[0] == str(pathlib.Path(path, name))
+    assert ("write the whole path" in text) == path.startswith("~")
+    assert not (folder / "~").exists() and not (folder / "gs:").exists()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["show", "~/run"],
+        ["generate", "~/run", "--prompt", "a"],
+        ["demo", "--out", "~/run"],
+        ["convert", "~/run", "out", *MODEL],
+        ["convert", "source", "out", *MODEL, "--map", "~/run"],
+        [*CHOOSE, "--config", "source", "--config", "~/run"],
+    ],
+)
+def test_inputs_that_are_no_local_path(argv, capsys):
+    words = "~/run begins with ~, which a shell replaces by a home only where it is"
+    assert refused(argv, capsys).startswith(words)
 
 
 @pytest.mark.parametrize("written", [name for name in WRITES if name != "checkpoint"])

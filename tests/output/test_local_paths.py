@@ -23,8 +23,21 @@ def test_addresses_are_refused(path, scheme):
         check_local(path)
 
 
+@pytest.mark.parametrize("path", ["~", "~/run/m.onnx", "~root/m.onnx"])
+def test_homes_are_refused(path, monkeypatch):
+    for home in ("/home/me", "~"):
+        monkeypatch.setenv("HOME", home)
+        for one in (path, pathlib.Path(path)):
+            with pytest.raises(ValueError, match="begins with ~.* write the whole"):
+                check_local(one)
+
+
 @pytest.mark.parametrize(
-    "path", ["m.onnx", "/tmp/m.onnx", "run:3/m.onnx", "a/gs://b/m.onnx", "C:/m.onnx"]
+    "path",
+    [
+        *("m.onnx", "/tmp/m.onnx", "run:3/m.onnx", "a/gs://b/m.onnx", "C:/m.onnx"),
+        *("", "run/~/m.onnx", "/~/m.onnx", "~$m.onnx", "m.onnx~", "~nobody.knows/m"),
+    ],
 )
 def test_paths_are_taken(path):
     check_local(path)
