@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import aqtlite
+from aqtlite.cli import interrupts
 from aqtlite.cli.commands import COMMANDS, Command
 from aqtlite.cli.shared_options import check_local_paths
 from aqtlite.cli.suggestions import did_you_mean
@@ -130,8 +131,9 @@ def main(
     args = parser.parse_args(given)
     try:
         check_local_paths(args)
-        code = args.run(args)
-        sys.stdout.flush()
+        with interrupts.kept():
+            code = args.run(args)
+            sys.stdout.flush()
         return code
     except UserError as e:
         _print_error(args, e)
