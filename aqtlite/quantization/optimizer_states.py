@@ -32,7 +32,8 @@ def quantize_optimizer(
     decided by their paths and sizes. The state is that of `tx` with a `QTensor` in
     place of each of them: it works in `jax.jit`, `jax.lax.scan`, with donation,
     sharding and checkpoints (for `flax.serialization`, import `aqtlite.flax`), and `tx`
-    may be inside of other transformations or around them. A state of `tx` itself is taken, too, and quantized by its first step.
+    may be inside of other transformations or around them. A state of `tx` itself is
+    taken, too, and quantized by its first step.
 
     >>> import optax
     >>> tx = quantize_optimizer(optax.adam(1e-3))

@@ -25,8 +25,7 @@ class Instructions(enum.IntEnum):
     digits of a float are one number."""
 
     AMX = 4
-    """64 products each of 16 rows with 16 columns. Fewer rows are multiplied by
-    AVX512_VNNI."""
+    """64 products each of 16 rows with 16 columns."""
 
     @property
     def block(self) -> int:

@@ -16,11 +16,14 @@ from aqtlite.lowering.forms.panel_rows import Sizes
 from aqtlite.lowering.forms.panel_sums import Arrays, scaled, with_carries
 from aqtlite.lowering.forms.panels import PANEL
 
-COUNTS = 3, 2, 1
+COUNTS = 1, 2, 3
 """The numbers of registers of lines that a register of weights is multiplied by."""
 
 _ROWS, _ROW = 16, 64
 """Largest number of rows of a register, and size of a row in bytes."""
+
+BEYOND = COUNTS[-1] * _ROWS * _ROW
+"""Bytes behind the lines that may be read, for registers that are not full."""
 
 _SUMS, _LINES, _WEIGHTS, _REGISTERS = 0, 3, 6, 8
 """Numbers of the first registers of sums, of lines and of weights, and of all."""
@@ -50,8 +53,9 @@ def configured(f: custom_call.Function, lines: int) -> Iterator[None]:
 
 
 class ManyRowsOfPanel:
-    """Writes the instructions that compute many rows of a panel of columns.
+    """Writes the instructions that compute up to `rows` rows of a panel of columns.
 
+    Behind the last row, registers have lines of others, whose sums are not read.
     `found` has the sums of their lines, int32 ``(rows, lines, PANEL)``, and `totals`
     those that are scaled, float32 ``(rows, PANEL)``. (Results are no place for these:
     two panels may share columns, which two threads compute.)
@@ -69,30 +73,26 @@ class ManyRowsOfPanel:
             kind(function) for kind in (Instructions.AMX.ints, Instructions.AMX.floats)
         )
 
-    def compute(
-        self, arrays: Arrays, sizes: Sizes, columns: Any, row: Any, is_single: bool
-    ) -> None:
-        """Writes the sums of a single tile."""
-        del is_single
+    def compute(self, arrays: Arrays, sizes: Sizes, columns: Any, row: Any) -> None:
+        """Writes the sums of a single tile, from a row on."""
         f, tile = self.f, self.f.long(0)
         self.multiply(arrays, sizes, row, tile)
-        with f.loop(0, self.rows) as i:
+        with f.loop(0, self._count_from(row, sizes)) as i:
             (total,) = self._sums(arrays, sizes, row, i, tile)
             f.store(total, arrays.out, f.times(f.sum(row, i), columns, 4))
 
     def compute_scaled(
-        self, arrays: Arrays, sizes: Sizes, columns: Any, row: Any, is_single: bool
+        self, arrays: Arrays, sizes: Sizes, columns: Any, row: Any
     ) -> None:
-        """Writes the scaled sums of tiles."""
-        del is_single
-        f = self.f
-        with f.loop(0, self.rows) as i:
+        """Writes the scaled sums of tiles, from a row on."""
+        f, count = self.f, self._count_from(row, sizes)
+        with f.loop(0, count) as i:
             # Unlike zero, it changes no term that is added to it.
             f.store(f.constant(self.floats, -0.0), self.totals, f.times(i, _ROW), _ROW)
         with f.loop(0, sizes.tiles) as tile:
             self.multiply(arrays, sizes, row, tile)
             scale = f.load(arrays.scales, f.times(tile, 4 * PANEL), self.floats, 4)
-            with f.loop(0, self.rows) as i:
+            with f.loop(0, count) as i:
                 sums = self._sums(arrays, sizes, row, i, tile)
                 place = f.times(f.sum(f.times(f.sum(row, i), sizes.tiles), tile), 4)
                 factor = f.load(arrays.rows.units, place, f.ir.FloatType(), 4)
@@ -100,9 +100,13 @@ class ManyRowsOfPanel:
                 total = f.load(self.totals, f.times(i, _ROW), self.floats, _ROW)
                 total = f.at.fadd(total, term)
                 f.store(total, self.totals, f.times(i, _ROW), _ROW)
-        with f.loop(0, self.rows) as i:
+        with f.loop(0, count) as i:
             total = f.load(self.totals, f.times(i, _ROW), self.floats, _ROW)
             f.store(total, arrays.out, f.times(f.sum(row, i), columns, 4))
+
+    def _count_from(self, row: Any, sizes: Sizes) -> Any:
+        """The number of rows that are there from one on."""
+        return self.f.least(self.rows, self.f.at.sub(sizes.rows, row))
 
     def multiply(self, arrays: Arrays, sizes: Sizes, row: Any, tile: Any) -> None:
         """Writes the sums of the lines of the rows, of a tile, to `found`."""

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call, panel_amx, panels
@@ -106,7 +105,8 @@ class PanelFunction(custom_call.Function):
         super().__init__()
 
     def memory(self, frame):
-        return self.sum(*self._rows().bytes_of(self._sizes(frame)))
+        beyond = panel_amx.BEYOND if self._has_amx else 0
+        return self.sum(*self._rows().bytes_of(self._sizes(frame)), beyond)
 
     def prepare(self, frame, state, memory):
         kernel, sizes = self.kernel, self._sizes(frame)
@@ -162,6 +162,10 @@ class PanelFunction(custom_call.Function):
             with otherwise:
                 place = self.offset(start, self.times(first, size))
                 rows.lay_out(place, memory, together)
+
+    @property
+    def _has_amx(self) -> bool:
+        return self.kernel.instructions is Instructions.AMX
 
     @property
     def _block(self) -> int:
@@ -257,7 +261,7 @@ class PanelFunction(custom_call.Function):
 
     def _registers(self) -> contextlib.AbstractContextManager[None]:
         """Configures the registers of AMX for the instructions of its body."""
-        if self.kernel.instructions is not Instructions.AMX:
+        if not self._has_amx:
             return contextlib.nullcontext()
         return panel_amx.configured(self, self._rows().lines)
 
@@ -267,9 +271,8 @@ class PanelFunction(custom_call.Function):
 
         AMX reads them from memory.
         """
-        how = self.kernel.instructions
-        is_read = how is Instructions.AMX and self.kernel.bits == 4
-        return how.takes_int16 or is_read
+        is_read = self._has_amx and self.kernel.bits == 4
+        return self.kernel.instructions.takes_int16 or is_read
 
     @property
     def _widens(self) -> bool:
@@ -280,47 +283,61 @@ class PanelFunction(custom_call.Function):
         is_beside = self.kernel.bits == 4 and not self.kernel.instructions.has_dots
         return is_beside or self._widens_first
 
-    def _is_wide(self, rows: int) -> bool:
-        """Whether weights are widened before a number of rows are computed."""
-        # A single row is multiplied by int4 as they are unpacked.
-        return self._widens and (rows > 1 or self._widens_first)
-
     def _compute_panel(
         self, arrays: Arrays, sizes: Sizes, columns: Any, wide: Any
     ) -> None:
         """Computes rows, as many at once as there are, of a panel of columns."""
-        at, kernel = self.at, self.kernel
-        done = self.long(0)
         if self._widens_first:
             arrays = self._widened(arrays, sizes, wide)
-        for of in self._groups_of_rows():
-            compute = of.compute_scaled if kernel.is_scaled else of.compute
-            left = at.sub(sizes.rows, done)
-            after = self.sum(done, at.sub(left, at.srem(left, self.long(of.rows))))
-            with self.if_any(done, after):
-                given = arrays
-                if self._is_wide(of.rows) and not self._widens_first:
-                    given = self._widened(arrays, sizes, wide)
-                with self.loop(done, after, of.rows) as row:
-                    compute(given, sizes, columns, row, kernel.is_single)
-            done = after
-
-    def _groups_of_rows(self) -> Iterator[RowsOfPanel | ManyRowsOfPanel]:
-        """What computes a number of rows at once, from the largest to one."""
-        kernel, lines = self.kernel, self._rows().lines
-        if kernel.instructions is Instructions.AMX:
-            for count in panel_amx.COUNTS:
-                yield ManyRowsOfPanel(self, lines, count, kernel.carries)
-        for count in kernel.instructions.rows_at_once(lines):
-            yield RowsOfPanel(
+        if self._has_amx:
+            self._compute_many_rows(arrays, sizes, columns)
+            return
+        at, kernel, done = self.at, self.kernel, self.long(0)
+        for count in kernel.instructions.rows_at_once(self._rows().lines):
+            # A single row is multiplied by int4 as they are unpacked.
+            is_wide = self._widens and (count > 1 or self._widens_first)
+            width = kernel.bits * 2 if is_wide else kernel.bits
+            of = RowsOfPanel(
                 self,
                 kernel.instructions,
                 kernel.bits,
                 kernel.digits,
                 count,
-                kernel.bits * 2 if self._is_wide(count) else kernel.bits,
+                width,
                 kernel.carries,
             )
+            compute = of.compute_scaled if kernel.is_scaled else of.compute
+            left = at.sub(sizes.rows, done)
+            after = self.sum(done, at.sub(left, at.srem(left, self.long(count))))
+            with self.if_any(done, after):
+                given = arrays
+                if is_wide and not self._widens_first:
+                    given = self._widened(arrays, sizes, wide)
+                with self.loop(done, after, count) as row:
+                    compute(given, sizes, columns, row, kernel.is_single)
+            done = after
+
+    def _compute_many_rows(self, arrays: Arrays, sizes: Sizes, columns: Any) -> None:
+        """Computes rows by AMX, of which the last may not fill the registers."""
+        lines, carries = self._rows().lines, self.kernel.carries
+        groups = [ManyRowsOfPanel(self, lines, n, carries) for n in panel_amx.COUNTS]
+
+        def compute(of: ManyRowsOfPanel, *larger: ManyRowsOfPanel) -> None:
+            """Computes those from a row on by the fewest registers that hold them."""
+            run = of.compute_scaled if self.kernel.is_scaled else of.compute
+            if not larger:
+                run(arrays, sizes, columns, row)
+                return
+            left = self.at.sub(sizes.rows, row)
+            is_held = self.at.icmp_signed("<=", left, self.long(of.rows))
+            with self.at.if_else(is_held) as (then, otherwise):
+                with then:
+                    run(arrays, sizes, columns, row)
+                with otherwise:
+                    compute(*larger)
+
+        with self.loop(0, sizes.rows, groups[-1].rows) as row:
+            compute(*groups)
 
     def _widened(self, arrays: Arrays, sizes: Sizes, wide: Any) -> Arrays:
         """Widens the weights of a panel to twice their bits."""

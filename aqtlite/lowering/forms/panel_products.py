@@ -42,7 +42,7 @@ _ROWS_OF_INT16 = 8
 
 # From this number of digits of rows on, AMX takes less time than VNNI, by bits of a
 # weight: int4 have to be widened.
-_DIGITS_OF_AMX = {4: 32, 8: 16}
+_DIGITS_OF_AMX = {4: 48, 8: 6}
 
 # Sums of more products might leave int32, by bits of a weight.
 _PRODUCTS = {4: 2**20, 8: 2**16}

@@ -68,7 +68,7 @@ class RowsOfPanel:
         width: int,
         carries: bool,
     ):
-        self.f, self.how, self.rows = function, instructions, count
+        self.f, self.how = function, instructions
         self.products, self.parts = instructions.products, instructions.parts(bits)
         self.digits, self.numbers = digits, instructions.numbers(digits)
         self.lines, self.width = self.numbers * self.parts, width
