@@ -230,6 +230,41 @@ def test_scan_inside(dot):
     assert_equal(got, (jnp.concatenate([dx, other_dx]), dw + other_dw))
 
 
+@pytest.mark.parametrize(
+    ("examples", "shape", "kernel"),
+    [
+        (4, (8, 8), (3, 3, 1, 6)),  # Depthwise.
+        (16, (32, 32), (3, 3, 6, 64)),  # Of which the windows are cut into blocks.
+    ],
+)
+def test_gradients_of_convolutions_inside(examples, shape, kernel):
+    conv = aqtlite.make_conv_general_dilated(config.fully_quantized())
+    features = 6
+
+    def gradients(x, w):
+        def convolved(x, w):
+            return conv(
+                *(x, w, (1, 1), "SAME"),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=features // kernel[2],
+            )
+
+        # That of a weight that does not vary would be summed.
+        (w,) = w
+        out, vjp = jax.vjp(convolved, x, w)
+        gradient_of_x, gradient_of_w = vjp(jnp.cos(out))
+        return gradient_of_x, gradient_of_w[None]
+
+    x, w = normal((examples, *shape, features)), normal(kernel, 1)
+    args = x, jnp.stack([w, w])
+    inside = shard_map(gradients, mesh=AUTO, in_specs=P("d"), out_specs=P("d"))
+    wanted = jax.tree.map(
+        lambda *halves: jnp.concatenate(halves), *of_halves(jax.jit(gradients), *args)
+    )
+    for got, one in zip(jax.jit(inside)(*args), wanted, strict=True):
+        np.testing.assert_allclose(got, one, rtol=1e-5, atol=1e-5)
+
+
 @each_kind
 def test_some_axes_manual(dot):
     """The others stay XLA's to partition."""
@@ -299,6 +334,27 @@ def test_kv_caches(mesh, spec, of_cache, bits):
         )
         got = attend(cache, *arrays)
     np.testing.assert_allclose(jax.device_get(got), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("bits", [8, 4, 3])
+def test_kv_caches_that_are_made_inside_shard_map(bits, window, check_vma):
+    """What is written varies, and what is written to does not."""
+    cfg = kv_cache.config_for(bits)
+    arrays = [normal((4, size, 4, 16), size) for size in (5, 5, 1)]
+
+    def attend(*arrays):
+        shape = len(arrays[0]), 6, 4, 16
+        cache = kv_cache.empty(shape, "float32", cfg, window=window)
+        cache = kv_cache.append(cache, *(x[:, :3] for x in arrays[:2]), cfg)
+        cache = kv_cache.append(cache, *(x[:, 3:4] for x in arrays[:2]), cfg)
+        return kv_cache.attend(arrays[2], cache, cfg)
+
+    specs = {"in_specs": P("d"), "out_specs": P("d"), "check_vma": check_vma}
+    got = jax.jit(shard_map(attend, mesh=AUTO, **specs))(*arrays)
+    wanted = jnp.concatenate(of_halves(jax.jit(attend), *arrays))
+    np.testing.assert_allclose(got, wanted, atol=1e-6)
 
 
 # --- Shardings that are part of the type -------------------------------------------

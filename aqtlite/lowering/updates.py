@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite.lowering.target import OnCpu
+from aqtlite.shapes.sharding import vary_together
 
 
 def update_slice(
@@ -39,6 +40,7 @@ class _UpdateSlice(OnCpu):
         if not is_whole or not starts:
             return self.reference(x, update, *starts)
         # A loop of one step, but XLA cannot know that.
+        x, update, starts = vary_together((x, update, starts))
         smallest = jnp.iinfo(starts[0].dtype).min
         last = jnp.any(jnp.stack(starts) == smallest).astype(jnp.int32)
 

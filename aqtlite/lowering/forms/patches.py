@@ -319,7 +319,8 @@ def _contract_window(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Arr
             block = _rows_of(x, index, examples, rows, geometry, by_result=True)
             return total + contract(block, part, rows), None
 
-        start = jnp.zeros((columns, math.prod(geometry.result) * batch), jnp.int32)
+        shape = columns, math.prod(geometry.result) * batch
+        start = lax.full_like(x, 0, jnp.int32, shape)
         out, _ = lax.scan(add, start, (jnp.arange(steps), parts))
     out = out.reshape(columns, *geometry.result, batch)
     return out.swapaxes(0, -1)
@@ -393,7 +394,8 @@ def _sum_over_window(x, w, geometry, groups):
             return total + of_example(*example), None
 
         shape = jax.eval_shape(of_example, x[0], w[0])
-        out, _ = lax.scan(add, jnp.zeros(shape.shape, jnp.int32), (x, w))
+        start = lax.full_like(x, 0, jnp.int32, shape.shape)
+        out, _ = lax.scan(add, start, (x, w))
     else:
         out = jax.vmap(of_example)(x, w).sum(0)
     out = out.sum(tuple(range(1, out.ndim - 2)))
