@@ -498,6 +498,62 @@ def test_blocks_along_a_sharded_contracting_axis(mesh, size):
         assert not kinds & {"all-to-all", "collective-permute"}, kinds
 
 
+@pytest.mark.parametrize("of_lhs", ["symmetric", "affine"])
+@pytest.mark.parametrize("of_rhs", ["symmetric", "affine"])
+@pytest.mark.parametrize("blocks", [None, config.Blocks(size=4)], ids=str)
+def test_zero_points_along_explicit_axes(blocks, of_lhs, of_rhs):
+    """The rows of lhs and the blocks of rhs are on devices of one axis (FSDP)."""
+    kinds = {
+        "symmetric": config.Tensor(numerics=numerics.IntSymmetric(bits=8)),
+        "affine": config.Tensor(
+            numerics=numerics.IntAffine(bits=8), calibration=calibration.MinMax()
+        ),
+    }
+    lhs, rhs = (
+        dataclasses.replace(kinds[kind], blocks=blocks) for kind in (of_lhs, of_rhs)
+    )
+    raw = config.DotGeneralRaw(lhs=lhs, rhs=rhs)
+    cfg = config.DotGeneral(fwd=raw, dlhs=raw, drhs=raw)
+    dot = aqtlite.make_dot_general(cfg)
+
+    def both(x, w):
+        of_examples = aqtlite.einsum("bk,km->mb", x, w, cfg=cfg)
+        return of_examples, jax.value_and_grad(
+            lambda x, w: jnp.sum(jnp.sin(dot(x, w, MATMUL))), (0, 1)
+        )(x, w)
+
+    wanted = jax.device_get(jax.jit(both)(X, W))
+    with jax.set_mesh(EXPLICIT):
+        for of_x, of_w in (("m", ("m",)), ("d", ("d", "m"))):
+            args = jax.device_put(X, P(of_x)), jax.device_put(W, P(*of_w))
+            got = jax.device_get(jax.jit(both)(*args))
+            jax.tree.map(
+                # Blocks are summed in another order.
+                functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-4),
+                got,
+                wanted,
+            )
+
+
+def test_zero_points_of_convolutions_along_explicit_axes():
+    """Of examples, and sums of the kernel for features, on devices of one axis."""
+    affine = config.Tensor(
+        numerics=numerics.IntAffine(bits=8), calibration=calibration.MinMax()
+    )
+    conv = aqtlite.make_conv_general_dilated(
+        config.update(config.qat(8), {"fwd.lhs": affine})
+    )
+    x, w = normal((8, 5, 6)), normal((8, 5, 3), 1)
+    wanted = jax.jit(lambda x, w: conv(x, w, (1,), "SAME"))(x, w)
+    with jax.set_mesh(EXPLICIT):
+        args = jax.device_put((x, w), (P("m"), P("m")))
+        for spec in (P("m"), P("d", "m")):
+            run = jax.jit(
+                lambda x, w, to=spec: conv(x, w, (1,), "SAME", out_sharding=to)
+            )
+            assert_equal(run(*args), wanted)
+
+
 @pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 @pytest.mark.parametrize("size", [4, None], ids=["on each device", "across devices"])
 def test_rotations_along_a_sharded_contracting_axis(mesh, size):

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from aqtlite.lowering import Contraction, DotInput, Integers, Kind
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.shapes.sharding import explicit_sharding, sharded_like
 
 Side = Literal["lhs", "rhs"]
 SIDES: tuple[Side, Side] = ("lhs", "rhs")
@@ -286,7 +287,8 @@ class Lowered(Contraction, Operation):
             return kind(self, lhs.less_zero_point(), rhs.less_zero_point())
         sums = kind(self, DotInput(lhs.values), DotInput(rhs.values))
         # Intermediate values wrap modulo 2^32; the result fits int32.
-        return self.masked(sums.astype(jnp.int32) - _zero_point_terms(self, lhs, rhs))
+        terms = _zero_point_terms(self, lhs, rhs, explicit_sharding(sums))
+        return self.masked(sums.astype(jnp.int32) - terms)
 
 
 def zero_points_leave_sums(
@@ -313,7 +315,12 @@ def zero_points_leave_sums(
     return not (is_wide or is_long)
 
 
-def _zero_point_terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax.Array:
+def _zero_point_terms(
+    operation: Operation,
+    lhs: DotInput,
+    rhs: DotInput,
+    out_sharding: NamedSharding | None,
+) -> jax.Array:
     """Computes ``sum a b - sum (a - za) (b - zb)``, modulo 2^32.
 
     That is ``sum (a - za) zb + za sum b``, where each sum is over one operand. The sums
@@ -324,7 +331,13 @@ def _zero_point_terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax
         operation: a contraction that sums over its contracting axes alone.
         lhs: stored integers.
         rhs: stored integers. At least one operand has a zero point.
+        out_sharding: sharding of the sums that they are subtracted from, on a mesh with
+            explicit axes.
     """
+
+    def to_output(side: Side, x: jax.Array) -> jax.Array:
+        return sharded_like(operation.scale_to_output(side, x), out_sharding)
+
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in ("lhs", "rhs"))
     found = []
     if rhs.zero_point is not None:
@@ -334,21 +347,21 @@ def _zero_point_terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax
         zb = rhs.zero_point
         if all(zb.shape[axis] == 1 for axis in rhs_axes):
             row = a.sum(lhs_axes, keepdims=True) if lhs.sums is None else lhs.sums
-            row = operation.scale_to_output("lhs", row)
-            found.append(row * operation.scale_to_output("rhs", zb))
+            found.append(to_output("lhs", row) * to_output("rhs", zb))
         else:
-            a = a * operation.rhs_scale_to_lhs(zb)
+            factor = operation.rhs_scale_to_lhs(zb)
+            a = a * sharded_like(factor, explicit_sharding(a))
             row = a.sum(lhs_axes, keepdims=True)
-            found.append(operation.scale_to_output("lhs", row))
+            found.append(to_output("lhs", row))
     if lhs.zero_point is not None:
         za = lhs.zero_point
         if all(za.shape[axis] == 1 for axis in lhs_axes):
-            column = operation.scale_to_output("rhs", _sums_of(rhs, rhs_axes))
-            found.append(operation.scale_to_output("lhs", za) * column)
+            column = to_output("rhs", _sums_of(rhs, rhs_axes))
+            found.append(to_output("lhs", za) * column)
         else:
-            b = rhs.values.astype(jnp.int32) * operation.lhs_scale_to_rhs(za)
-            column = b.sum(rhs_axes, keepdims=True)
-            found.append(operation.scale_to_output("rhs", column))
+            b, factor = rhs.values.astype(jnp.int32), operation.lhs_scale_to_rhs(za)
+            b = b * sharded_like(factor, explicit_sharding(b))
+            found.append(to_output("rhs", b.sum(rhs_axes, keepdims=True)))
     return sum(found[1:], start=found[0])
 
 

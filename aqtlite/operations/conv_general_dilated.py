@@ -23,6 +23,7 @@ from aqtlite.operations.tiled import Tiled
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.shapes.sharding import explicit_sharding, sharded_like
 
 Array = Literal["x", "w", "y"]
 
@@ -271,7 +272,10 @@ class ConvGeneralDilated(Operation):
             padded = DotInput(self._padded_with(left.values, zero))
             sums = lowering.Integers()(conv, padded, DotInput(kernel))
             of_kernel = self._sums_of_kernel(right.sums, kernel)
-        zero = self.scale_to_output(self._side_of_first(), zero)
+        zero, of_kernel = (
+            sharded_like(x, explicit_sharding(sums))
+            for x in (self.scale_to_output(self._side_of_first(), zero), of_kernel)
+        )
         return sums.astype(jnp.int32) - zero * of_kernel
 
     def _padded_with(self, values: jax.Array, zero: jax.Array) -> jax.Array:
