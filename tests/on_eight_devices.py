@@ -1073,6 +1073,43 @@ def test_scales_of_blocks_are_those_of_one_device(spec, scales):
     assert_equal(found, wanted)
 
 
+@pytest.mark.parametrize("is_injected", [True, False])
+@pytest.mark.parametrize("size", [4, 8])
+def test_serving_of_blocks_over_explicit_axes(size, is_injected, tmp_path):
+    """Scales are as their names say, on four devices with whole blocks or parts."""
+    tensor = config.Tensor(
+        numerics=numerics.IntAffine(bits=4),
+        calibration=calibration.MinMax(),
+        blocks=config.Blocks(size=size),
+    )
+    cfg = config.update(config.weight_only(4), {"fwd.rhs": tensor})
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("m", "d"))
+    dot = {"dot_general": AqtDotGeneral(cfg)} if is_injected else {}
+    dense = nn.Dense(12, kernel_init=init, **dot)
+    model = dense if is_injected else quantize_model(dense, cfg)
+    variables = model.init(jax.random.key(0), X)
+    unboxed = nn.unbox(variables)
+    wanted = jax.jit(model.apply)(convert(model, unboxed, X), X)
+    source = tmp_path / "float.msgpack"
+    source.write_bytes(serialization.to_bytes(unboxed))
+    checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
+    loaded = checkpoint.load_serving(tmp_path / "out", model, mesh=EXPLICIT)
+    shardings = nn.get_sharding(variables, EXPLICIT)
+    with jax.set_mesh(EXPLICIT):
+        variables = jax.device_put(variables, shardings)
+        x = jax.device_put(X, P())
+        serving = convert(model, variables, x)
+        inside = jax.jit(lambda variables: convert(model, variables, x))(variables)
+        for one in (serving, inside, loaded):
+            named = nn.get_sharding(one["aqt"], EXPLICIT)
+            found = jax.tree.map(lambda x: x.sharding, one["aqt"])
+            assert jax.tree.leaves(found) == jax.tree.leaves(named)
+            got = jax.jit(model.apply)(one, x)
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    scale = serving["aqt"]["kernel"]["rhs"].scale
+    assert scale.names == ("d", "m" if size < 8 else None)
+
+
 @pytest.mark.parametrize("preset", [nearest(), config.weight_only(4)])
 def test_weights_over_explicit_axes_are_not_packed(preset):
     """Panels are of several rows, so that shards of rows are none of panels."""

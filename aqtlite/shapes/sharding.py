@@ -177,6 +177,26 @@ def spec_of_axes(sharding: NamedSharding | PartitionSpec, ndim: int) -> list[Any
     return [*spec, *(None,) * (ndim - len(spec))]
 
 
+def names_of_blocks(names: Sequence[Any], shape: Sequence[int], x: Any) -> list[Any]:
+    """Returns the names of the axes of an array that has a value for each block.
+
+    An axis has the name of the axis that it describes if it is as long, or is sharded
+    explicitly, as is that of blocks which devices hold whole. No other axis has a name:
+    devices may not divide its blocks.
+
+    Args:
+        names: names of the axes of an array in blocks, such as a weight.
+        shape: shape of that array.
+        x: values of the blocks, keepdims, such as a scale.
+    """
+    entries = spec_of_axes(explicit_spec(x) or PartitionSpec(), x.ndim)
+    axes = zip(names, shape, x.shape, entries, strict=True)
+    return [
+        name if size == own or entry is not None else None
+        for name, size, own, entry in axes
+    ]
+
+
 def vary_together(trees: Tree) -> Tree:
     """Makes all arrays inside `jax.shard_map` vary over the same mesh axes.
 

@@ -12,6 +12,7 @@ from aqtlite.program.serving.model import Buffer, Parameter, ParameterAxis
 from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes.sharding import names_of_blocks
 
 Boxes = dict[Parameter | Buffer, Any]
 """The `flax.linen.meta.AxisMetadata` around each boxed parameter."""
@@ -69,17 +70,13 @@ def box_of(axes: Sequence[ParameterAxis | None], boxes: Boxes) -> Any:
 
 
 def _box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
-    """Boxes the arrays of a `QTensor`.
-
-    Axes of the scale along which elements share it have no name.
-    """
+    """Boxes the arrays of a `QTensor`; of scales and the like, by `names_of_blocks`."""
 
     def boxed(x: Any) -> Any:
         if x is None:
             return None
-        sizes = zip(box.names, qtensor.qvalue.shape, x.shape, strict=True)
-        names = tuple(name if size == own else None for name, size, own in sizes)
-        return dataclasses.replace(box, names=names).replace_boxed(x)
+        names = names_of_blocks(box.names, qtensor.qvalue.shape, x)
+        return dataclasses.replace(box, names=tuple(names)).replace_boxed(x)
 
     return dataclasses.replace(
         qtensor,

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from aqtlite.program.serving.model import Parameter, ParameterAxis
 from aqtlite.program.serving.weight import Weight
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes.sharding import names_of_blocks
 
 _NAMES = "out_sharding"
 """Metadata key of a variable for the mesh axes, or logical axes, of its axes."""
@@ -101,7 +102,7 @@ def without_names(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def specs_of(qtensor: QTensor, spec: PartitionSpec) -> QTensor:
     """Returns the partition spec of each array of a frozen weight.
 
-    Axes of the scale along which elements share it are not partitioned.
+    Of scales and the like, by `names_of_blocks`.
 
     Args:
         qtensor: the weight.
@@ -110,8 +111,7 @@ def specs_of(qtensor: QTensor, spec: PartitionSpec) -> QTensor:
     names = (*spec, *(None,) * (len(qtensor.qvalue.shape) - len(spec)))
 
     def of_array(x: Any) -> PartitionSpec:
-        sizes = zip(names, qtensor.qvalue.shape, x.shape, strict=True)
-        return PartitionSpec(*(name if a == b else None for name, a, b in sizes))
+        return PartitionSpec(*names_of_blocks(names, qtensor.qvalue.shape, x))
 
     return jax.tree.map(of_array, qtensor)
 
