@@ -1073,6 +1073,18 @@ def test_scales_of_blocks_are_those_of_one_device(spec, scales):
     assert_equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    "grid", [numerics.NormalFloat(), numerics.DynamicTree()], ids=str
+)
+def test_tables_of_grids_over_explicit_axes(grid):
+    stored = jnp.arange(16).reshape(8, 2).astype(grid.storage_dtype)
+    wanted = grid.decode(stored)
+    with jax.set_mesh(EXPLICIT):
+        got = jax.jit(grid.decode)(jax.device_put(stored, P("m")))
+    assert got.sharding.spec == P("m", None)
+    assert_equal(got, wanted)
+
+
 @pytest.mark.parametrize("is_injected", [True, False])
 @pytest.mark.parametrize("size", [4, 8])
 def test_serving_of_blocks_over_explicit_axes(size, is_injected, tmp_path):

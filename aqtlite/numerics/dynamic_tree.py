@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.numerics import base, fields
+from aqtlite.shapes.sharding import looked_up
 
 _DECADES = 7
 _ZERO = 127
@@ -139,4 +140,4 @@ class DynamicTree(base.Numerics):
 
     def decode(self, stored: jax.Array) -> jax.Array:
         # An unsigned index needs no handling of negative indices.
-        return jnp.asarray(_values(self.signed))[stored.astype(jnp.uint32)]
+        return looked_up(jnp.asarray(_values(self.signed)), stored.astype(jnp.uint32))

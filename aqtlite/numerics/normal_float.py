@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.numerics import base, fields, rounding
+from aqtlite.shapes.sharding import looked_up
 
 _VALUES = (
     -1.0,
@@ -141,7 +142,7 @@ class NormalFloat(base.Numerics):
 
     def decode(self, stored: jax.Array) -> jax.Array:
         # An unsigned index needs no handling of negative indices.
-        return jnp.asarray(_VALUES, jnp.float32)[stored.astype(jnp.uint32)]
+        return looked_up(jnp.asarray(_VALUES, jnp.float32), stored.astype(jnp.uint32))
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         return jnp.abs(scaled) <= 1 if self.clip_gradient else None

@@ -177,6 +177,11 @@ def spec_of_axes(sharding: NamedSharding | PartitionSpec, ndim: int) -> list[Any
     return [*spec, *(None,) * (ndim - len(spec))]
 
 
+def looked_up(table: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns elements of a vector, sharded explicitly like their places."""
+    return table.at[places].get(out_sharding=explicit_sharding(places))
+
+
 def names_of_blocks(names: Sequence[Any], shape: Sequence[int], x: Any) -> list[Any]:
     """Returns the names of the axes of an array that has a value for each block.
 

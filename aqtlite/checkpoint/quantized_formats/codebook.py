@@ -9,6 +9,7 @@ import numpy as np
 
 from aqtlite import config
 from aqtlite.numerics import Numerics
+from aqtlite.shapes.sharding import looked_up
 
 
 @config.register
@@ -46,4 +47,6 @@ class Codebook(Numerics):
         return jnp.argmin(distance, axis=-1).astype(self.storage_dtype)
 
     def decode(self, stored: jax.Array) -> jax.Array:
-        return jnp.asarray(self.values, jnp.float32)[stored.astype(jnp.uint32)]
+        return looked_up(
+            jnp.asarray(self.values, jnp.float32), stored.astype(jnp.uint32)
+        )
