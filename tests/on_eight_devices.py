@@ -234,7 +234,7 @@ def test_scan_inside(dot):
     ("examples", "shape", "kernel"),
     [
         (4, (8, 8), (3, 3, 1, 6)),  # Depthwise.
-        (16, (32, 32), (3, 3, 6, 64)),  # Of which the windows are cut into blocks.
+        (64, (32, 32), (3, 3, 6, 64)),  # Of which the windows are cut into blocks.
     ],
 )
 def test_gradients_of_convolutions_inside(examples, shape, kernel):
