@@ -62,8 +62,8 @@ def load_serving(
             possibly abstract (`nnx.eval_shape`); it is not modified, and provides the
             rngs and caches that the checkpoint lacks.
         mesh: devices to load onto, by the model's own partitioning; a scale is sharded
-            like its weight. Each of several hosts reads the slices that its devices
-            hold. None loads onto the default device.
+            like its weight, except along axes with blocks. Each of several hosts reads
+            the slices that its devices hold. None loads onto the default device.
         rules: logical axis rules, if the model's partitioning has logical names
             (`nn.with_logical_partitioning`). None takes the names as axes of the mesh.
 
