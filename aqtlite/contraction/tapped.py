@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
+from urllib import parse
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ _tapping = jax.make_user_context(default_value=None)
 
 _SCOPE = "aqtlite_tap"
 _NUMBER = re.compile(rf"\b{_SCOPE}_(\d+)\b")
+_PLANNED = "aqtlite_planned:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,25 @@ def tapping(what: What) -> Iterator[None]:
 def is_tapping() -> bool:
     """Whether `tapping` is in effect, where values can leave the program."""
     return _tapping.value is not None and not is_manual()
+
+
+@contextlib.contextmanager
+def planned_as(path: str) -> Iterator[None]:
+    """Says by which path a plan knows the contraction inside; see `planned_path`."""
+    if not is_tapping():
+        yield
+        return
+    with jax.named_scope(_PLANNED + parse.quote(path, "")):
+        yield
+
+
+def planned_path(scope: str) -> str | None:
+    """Returns the path of a plan for an equation with this name scope; None for none.
+
+    Paths of functions without name scopes are those of parameters, which a plan knows.
+    """
+    found = [one for one in scope.split("/") if one.startswith(_PLANNED)]
+    return parse.unquote(found[-1].removeprefix(_PLANNED)) if found else None
 
 
 def note_of(scope: str) -> Note | None:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from aqtlite.config import DotGeneral
+from aqtlite.contraction import tapped
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program import injected
@@ -18,6 +19,7 @@ NO_STATES = States()
 class PlannedOperation(abc.ABC):
     """An equation of a program, and the config that quantizes it."""
 
+    path: str
     cfg: DotGeneral
     site: Site
 
@@ -41,7 +43,8 @@ class PlannedOperation(abc.ABC):
         """Returns the replacement of its equation that is quantized."""
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
-            return self.contract(self.cfg, self.in_order(values), states), None
+            with tapped.planned_as(self.path):
+                return self.contract(self.cfg, self.in_order(values), states), None
 
         return Replacement(function, states, per_step=self.site.per_step)
 

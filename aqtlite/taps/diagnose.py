@@ -53,7 +53,7 @@ class Finding:
     """Something that stands out; prints as sentences."""
 
     path: str
-    """Path of the contraction, as rules match it."""
+    """Path of the contraction, as rules match it; empty outside of name scopes."""
 
     operand: str
     """Operand of the config, such as ``"fwd.lhs"``; empty for the whole contraction."""
@@ -67,7 +67,7 @@ class Finding:
     severity: Severity
 
     def __str__(self) -> str:
-        place = f"{self.path} {self.operand}".strip()
+        place = f"{records.label(self.path)} {self.operand}".strip()
         return f"{self.severity}: {place}: {self.what}\n    {self.remedy}"
 
 
@@ -289,8 +289,8 @@ def _same_noise(worst: list[TappedOperand]) -> Iterator[Finding]:
     for first, *others in alike.values():
         for one in others:
             what = (
-                f"it is rounded with the same noise as {first.path} {first.operand}: "
-                "their errors do not average out."
+                f"it is rounded with the same noise as {records.label(first.path)} "
+                f"{first.operand}: their errors do not average out."
             )
             remedy = (
                 "give each contraction a key of its own, as "

@@ -40,7 +40,7 @@ def plot_taps(taps: Taps | Mapping[int, Taps], path: str | os.PathLike[str]) -> 
     if isinstance(taps, Taps):
         bars: dict[str, dict[str, float]] = {}
         for one in taps.operands:
-            bars.setdefault(one.operand, {})[one.path] = _finite(
+            bars.setdefault(one.operand, {})[records.label(one.path)] = _finite(
                 records.lowest(one.snr)
             )
         plots.bars(bars, "signal-to-noise ratio of rounding, dB", path)
@@ -69,7 +69,9 @@ def _over_time(
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for step, taps in sorted(history.items()):
         for one in taps.operands:
-            places, heights = lines.setdefault(f"{one.path} {one.operand}", ([], []))
+            places, heights = lines.setdefault(
+                f"{records.label(one.path)} {one.operand}", ([], [])
+            )
             places.append(step)
             heights.append(_finite(value(one)))
     return lines

@@ -31,7 +31,7 @@ class TappedOperand:
     """
 
     path: str = dataclasses.field(metadata=_STATIC)
-    """Path of the contraction, as rules match it."""
+    """Path of the contraction, as rules match it; empty outside of name scopes."""
 
     operand: str = dataclasses.field(metadata=_STATIC)
     """Operand of the config, such as ``"fwd.lhs"``."""
@@ -95,7 +95,7 @@ class TappedResult:
     """The error of a contraction's result."""
 
     path: str = dataclasses.field(metadata=_STATIC)
-    """Path of the contraction, as rules match it."""
+    """Path of the contraction, as rules match it; empty outside of name scopes."""
 
     contraction: str = dataclasses.field(metadata=_STATIC)
     """ "fwd"; "dlhs" or "drhs" for the gradient of an operand."""
@@ -146,9 +146,11 @@ class Taps:
             for field in LOGGED:
                 values = jnp.asarray(getattr(one, field))
                 for index in np.ndindex(values.shape):
-                    name = "/".join([one.path, one.operand, *map(str, index), field])
+                    name = "/".join(
+                        [label(one.path), one.operand, *map(str, index), field]
+                    )
                     found[name] = values[index]
-        errors = [(x.path, x.contraction, x.snr) for x in self.results]
+        errors = [(label(x.path), x.contraction, x.snr) for x in self.results]
         errors += [(x.path, "result", x.snr) for x in self.errors]
         for path, of, snr in errors:
             for index in np.ndindex(jnp.shape(snr)):
@@ -167,7 +169,9 @@ class Taps:
         rows += [_row(one) for one in self.operands]
         yield 3, rows
         if self.results:
-            results = ((x.path, x.contraction, _worst(x.snr)) for x in self.results)
+            results = (
+                (label(x.path), x.contraction, _worst(x.snr)) for x in self.results
+            )
             yield 2, [("path", "result", "dB"), *results]
         if self.errors:
             yield (
@@ -190,6 +194,11 @@ class Taps:
         return plan_table.as_text(self)
 
 
+def label(path: str) -> str:
+    """Returns the path of a contraction as it is shown."""
+    return path or plan_table.NO_SCOPE
+
+
 def worst(one: TappedOperand) -> TappedOperand:
     """Returns the step or row of an operand with the worst rounding, as scalars."""
     arrays = jax.tree.map(np.asarray, one)
@@ -208,7 +217,7 @@ def _row(one: TappedOperand) -> Sequence[str]:
     if at.axis >= 0 and at.ratio > 1:
         outlier = f"axis {at.axis} [{at.channel}] {at.ratio:.3g} x"
     return (
-        one.path,
+        label(one.path),
         one.operand,
         one.grid,
         f"{at.snr:.1f}",

@@ -24,7 +24,6 @@ from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import Operation
 from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import numbered
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.taps import pure
 from aqtlite.taps.records import ResultError, TappedOperand, TappedResult, Taps
@@ -179,6 +178,9 @@ def _is_again(site: Site, note: tapped.Note) -> bool:
 
 
 def _path(site: Site) -> str:
+    planned = tapped.planned_path(site.scope.path)
+    if planned is not None:
+        return planned
     scope = module_scopes.resolved(site.scope.path).path
     names = scope.split("/")
     outer = names[: names.index(differentiation.SCOPE)]
@@ -245,7 +247,7 @@ def _named(
     names = dict[int, str]()
     for (path, contraction, _), places in alike.items():
         ordered = sorted(places, reverse=contraction != "fwd")
-        same = numbered([path or NO_SCOPE] * len(ordered))
+        same = numbered([path] * len(ordered))
         names.update(zip(ordered, same, strict=True))
     order = sorted(range(len(found)), key=lambda i: found[i][1].path != "fwd")
     return [(names[i], found[i][1], found[i][2]) for i in order]

@@ -24,11 +24,17 @@ def contraction(cfg, name="layer", **kwargs):
 
 
 CONTRACT = contraction(nearest())
+NAMES = {"aqtlite": aqtlite, "calibration": calibration, "config": config}
 TAPPED = aqtlite.tap(CONTRACT)
 
 
 def found_in(*args):
     return aqtlite.diagnose(TAPPED(*args)[1])
+
+
+def remedied(finding):
+    """The first remedy of a finding, evaluated."""
+    return eval(finding.remedy.partition(", or")[0], NAMES)
 
 
 def test_nothing_stands_out_of_a_sound_program():
@@ -50,10 +56,37 @@ def test_an_outlier_channel_is_named_by_operand_and_index():
     assert (one.operand, one.severity) == ("fwd.lhs", "warning")
     ratio = int(one.what.partition(" is ")[2].split()[0])
     assert "channel 37 of axis 1" in one.what and 200 < ratio < 450
-    rule = eval(one.remedy.partition(", or")[0], {"aqtlite": aqtlite, "config": config})
+    rule = remedied(one)
     assert rule.path == "layer" and rule.cfg == config.smoothquant()
     (one,) = found_in(X, W.at[11].mul(1000))
     assert one.operand == "fwd.rhs" and "channel 11 of axis 0" in one.what
+
+
+@pytest.mark.parametrize("w", [W, {"up": W}, {"layer": {"kernel": W}}])
+def test_a_contraction_without_a_name_scope_is_named_as_rules_match_it(w):
+    def function(w, x):
+        return jnp.einsum("bk,kn->bn", x, *jax.tree.leaves(w)) + (2 * x) @ (
+            jax.tree.leaves(w)[0] + 1
+        )
+
+    quantized = aqtlite.quantize_function(function, nearest(), params=0)
+    x = X.at[:, 37].mul(300)
+    found = aqtlite.diagnose(quantized, w, x)
+    paths = [one.path for one in quantized.plan(w, x).quantized()]
+    assert [one.path for one in found] == paths and len(set(paths)) == 2
+    rules = [remedied(one) for one in found]
+    quantized = aqtlite.quantize_function(function, rules, params=0)
+    assert len(quantized.plan(w, x).quantized()) == 2
+
+
+def test_a_label_stands_for_an_empty_path():
+    (one,) = aqtlite.diagnose(
+        lambda x, w: aqtlite.einsum("bk,kn->bn", x, w, cfg=nearest()),
+        X.at[:, 37].mul(300),
+        W,
+    )
+    assert one.path == "" and "(no name scope) fwd.lhs: channel" in str(one)
+    assert remedied(one).path == ""
 
 
 def test_an_operand_of_few_decibels():
