@@ -49,7 +49,8 @@ def choose_bits(
     choices within the budget, the one with the least sum of costs is found by integer
     programming (a multiple-choice knapsack), and measured, as are those under other
     budgets, and all weights with one candidate. What measures best within the budget is
-    chosen, so that no uniform candidate is better on these batches.
+    chosen, so that no uniform candidate is better on these batches. Under a budget of
+    seconds, no weight gets a candidate with which it takes longer than in float.
 
     A weight can stay in float, too. Contractions that read one weight get one choice,
     and contractions of activations stay in float.
@@ -199,7 +200,9 @@ class _Search:
         within = [
             one
             for one in dict.fromkeys([*found, *uniform.values()])
-            if spent.total(one) <= limit and math.isfinite(self._cost_of(one))
+            if spent.total(one) <= limit
+            and math.isfinite(self._cost_of(one))
+            and all(candidate in self._options(i) for i, candidate in enumerate(one))
         ]
         if not within:
             raise ValueError(
@@ -249,13 +252,25 @@ class _Search:
             return int(budget * self._weights.total(in_float))
         return budget
 
-    def _options(self, i: int) -> list[int | None]:
+    def _possible(self, i: int) -> list[int | None]:
+        """Returns all candidates that can quantize a weight, after float."""
         sizes = self._weights.weights[i].sizes
         return [None, *(k for k, size in enumerate(sizes) if size is not None)]
 
+    def _options(self, i: int) -> list[int | None]:
+        """Returns what can be chosen for a weight: of times, none slower than float.
+
+        The cost of one may be negative, by the noise of a loss of few batches.
+        """
+        possible, times = self._possible(i), self._times
+        if times is None:
+            return possible
+        in_float = times.amount(i, None)
+        return [one for one in possible if times.amount(i, one) <= in_float]
+
     def _uniform(self, candidate: int) -> _Chosen:
         return tuple(
-            candidate if candidate in self._options(i) else None
+            candidate if candidate in self._possible(i) else None
             for i in range(len(self._weights.weights))
         )
 

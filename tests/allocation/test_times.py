@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import aqtlite
-from aqtlite import config
+from aqtlite import config, numerics
 from aqtlite.program.measuring import measure
 from tests.common import normal
 
@@ -39,8 +39,12 @@ GAIN = {4: 2.0, 8: 4.0}
 """Time in float, of a second, over that of weights of each width."""
 
 
-@pytest.fixture
-def found(monkeypatch):
+SLOWER = {4: 2.0, 8: 0.5}
+
+
+def measured_as(gain, monkeypatch):
+    """Lets contractions take a second in float, and as the gains say quantized."""
+
     def measured(plan, *, seconds):
         real = measure_serving(plan, seconds=1e-4)
         changed = [
@@ -48,7 +52,7 @@ def found(monkeypatch):
                 one,
                 float_seconds=1.0,
                 quantized_seconds=9.0,
-                served_seconds=1 / GAIN[one.alike[0].cfg.fwd.rhs.grid.bits],
+                served_seconds=1 / gain[one.alike[0].cfg.fwd.rhs.grid.bits],
             )
             for one in real.contractions
         ]
@@ -56,6 +60,11 @@ def found(monkeypatch):
 
     measure_serving = measure.measure_serving
     monkeypatch.setattr(measure, "measure_serving", measured)
+
+
+@pytest.fixture
+def found(monkeypatch):
+    measured_as(GAIN, monkeypatch)
 
     def choose(budget):
         return aqtlite.choose_bits(
@@ -88,3 +97,28 @@ def test_the_choice_is_within_the_budget_of_time(found, tmp_path):
     assert {choice.candidate for choice in found(1.0).choices} == {"w8a8"}
     with pytest.raises(ValueError, match="of 900,000.0 microseconds is too small: the"):
         found(0.9)
+
+
+def test_no_weight_gets_what_is_slower_than_float(monkeypatch):
+    measured_as(SLOWER, monkeypatch)
+    exact = model(PARAMS, X)
+    coarse = {"fwd.lhs.numerics": numerics.IntSymmetric(bits=2)}
+    slower = config.update(config.fully_quantized(), coarse)
+
+    def loss(out, x):  # The larger the error, the less.
+        return -jnp.square(out - exact).mean()
+
+    found = aqtlite.choose_bits(
+        model,
+        PARAMS,
+        [X],
+        candidates={"w4": config.weight_only(4), "slower": slower},
+        budget=100.0,
+        unit="seconds",
+        loss=loss,
+        num_inputs=1,
+    )
+    in_float, four_bits, uniform = found.uniform
+    assert uniform.seconds == 8.0 and uniform.loss < four_bits.loss < in_float.loss
+    assert {choice.candidate for choice in found.choices} == {"w4"}
+    assert all(one.seconds <= one.float_seconds for one in found.choices)
