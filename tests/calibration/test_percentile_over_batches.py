@@ -1,3 +1,4 @@
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from aqtlite import config, numerics
 from aqtlite.calibration import PercentileOverBatches, Statistics
+from aqtlite.flax import AqtDotGeneral, calibrate
 from tests.calibration.gathered import before_first, gathered
 from tests.common import normal
 
@@ -131,3 +133,21 @@ def test_on_a_mesh_with_explicit_axes(spec):
         x = jax.device_put(x, NamedSharding(mesh, spec))
         found = jax.jit(lambda x: how.update(before, x, (0,), GRID))(x)["counts"]
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_counts_have_no_gradient():
+    x, cfg = normal((4, 16)), config.static_int8(PercentileOverBatches(99.0))
+    model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
+    variables = calibrate(model, model.init(jax.random.key(0), x), [x])
+
+    def loss(variables):
+        return jnp.square(model.apply(variables, x)).sum()
+
+    def of_params(params):
+        return loss({**variables, "params": params})
+
+    wanted = jax.grad(of_params)(variables["params"])
+    found = jax.grad(loss, allow_int=True)(variables)
+    jax.tree.map(np.testing.assert_array_equal, found["params"], wanted)
+    with pytest.raises(TypeError, match="uint32"):
+        jax.grad(loss)(variables)
