@@ -151,7 +151,9 @@ def _quantized_first(
     axes = operation.axes(side)
     q = straight_through.quantized(x, one.tensor, axes, one.path, seeds, state)
     if tapped.is_tapping():
-        q = tapped.noted_operand(q, x, other, one, axes, seeds, state)
+        shapes = x.shape, other.shape
+        ordered = shapes if side == "lhs" else shapes[::-1]
+        q = tapped.noted_operand(q, x, how.fwd, operation, side, ordered, seeds, state)
     return remat.named(side, q)
 
 

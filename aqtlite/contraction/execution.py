@@ -119,6 +119,12 @@ class ContractionExecution:
     is_product: bool = False
     """Whether it stays in float because each sum has a single product."""
 
+    is_smoothed: bool = False
+    """Whether the operands were smoothed before."""
+
+    is_rotated: bool = False
+    """Whether the operands were rotated before."""
+
     @property
     def has_element_scales(self) -> bool:
         """Whether an operand has, or gets, a scale for each contracted element."""
@@ -344,6 +350,8 @@ def _contraction(
         needs_noise=raw.lhs.needs_noise,
         precision=precision,
         rotation=None if path == "fwd" else raw.rotation,
+        is_smoothed=raw.smoothing is not None,
+        is_rotated=raw.rotation is not None,
     )
 
 

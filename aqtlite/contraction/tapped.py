@@ -12,26 +12,31 @@ which these are.
 
 import contextlib
 import dataclasses
+import json
+import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib import parse
 
 import jax
 import jax.numpy as jnp
 
-from aqtlite import lowering
+from aqtlite import config, lowering
 from aqtlite.contraction import accumulation, operand_scalars
-from aqtlite.contraction.execution import ContractionExecution, OperandExecution
+from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import DotInput
-from aqtlite.operations import SIDES, OperandAxes, Operation
+from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization.preparation import rotation
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.shapes.sharding import is_manual
 
 What = Literal["operands", "outputs"]
 """What is noted: operands, or also results beside those of floats."""
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 # A user context is part of JAX's cache keys, so traces with and without it stay apart.
 _tapping = jax.make_user_context(default_value=None)
@@ -49,14 +54,20 @@ class Noted:
     """ "lhs" or "rhs"."""
 
     shape: tuple[int, ...]
-    grid: str
-    """Name of its grid, such as ``int8``."""
+    cfg: config.Tensor
+    """Its config."""
 
     contracting: tuple[int, ...]
     """Its contracting axes."""
 
-    has_state: bool
-    """Whether its scale comes from statistics of earlier batches, or is learned."""
+    channels: int
+    """Number of contracted elements that blocks could split, of one group."""
+
+    can_smooth: bool
+    """Whether its contraction could be smoothed, and is not."""
+
+    can_rotate: bool
+    """Whether its contraction could be rotated, and is not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Note:
     path: str
     """ "fwd", "dlhs" or "drhs"."""
 
-    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    shapes: Shapes
     """Shapes of both operands."""
 
     operands: tuple[Noted, ...]
@@ -90,23 +101,32 @@ def is_tapping() -> bool:
     return _tapping.value is not None and not is_manual()
 
 
+class Planned(NamedTuple):
+    """What the plan of a program knows of a contraction that a rule quantizes."""
+
+    path: str
+    """Its path, in functions without name scopes that of a parameter."""
+
+    is_of_activations: bool
+    """Whether both operands are quantized as the lhs of the rule's config."""
+
+
 @contextlib.contextmanager
-def planned_as(path: str) -> Iterator[None]:
-    """Says by which path a plan knows the contraction inside; see `planned_path`."""
+def planned_as(planned: Planned) -> Iterator[None]:
+    """Says what a plan knows of the contraction inside; see `planned_of`."""
     if not is_tapping():
         yield
         return
-    with jax.named_scope(_PLANNED + parse.quote(path, "")):
+    with jax.named_scope(_PLANNED + parse.quote(json.dumps(planned), "")):
         yield
 
 
-def planned_path(scope: str) -> str | None:
-    """Returns the path of a plan for an equation with this name scope; None for none.
-
-    Paths of functions without name scopes are those of parameters, which a plan knows.
-    """
+def planned_of(scope: str) -> Planned | None:
+    """Returns what is known of an equation with this name scope; None for nothing."""
     found = [one for one in scope.split("/") if one.startswith(_PLANNED)]
-    return parse.unquote(found[-1].removeprefix(_PLANNED)) if found else None
+    if not found:
+        return None
+    return Planned(*json.loads(parse.unquote(found[-1].removeprefix(_PLANNED))))
 
 
 def note_of(scope: str) -> Note | None:
@@ -136,12 +156,13 @@ def noted_sums(
         sums: the sums of their products.
     """
     operands, values = list[Noted](), list[Any]()
+    shapes = floats[0].shape, floats[1].shape
     for place, (side, one) in enumerate(zip(SIDES, (how.lhs, how.rhs), strict=True)):
         x, q = floats[place], quantized[place]
         if isinstance(x, QTensor) or q is None:
             continue
         axes = operation.axes(side)
-        operands.append(_noted(side, x, one, axes))
+        operands.append(_noted(how, operation, side, shapes))
         values += operand_scalars.scalars_of(
             x, q, one, axes, seeds[place], states[place]
         )
@@ -152,16 +173,16 @@ def noted_sums(
         left, right = (DotInput(_float32(x)) for x in floats)
         exact = operation.contract(kind, left, right, how.out_sharding)
         values.append(operand_scalars.decibels(exact, out.astype(jnp.float32)))
-    shapes = floats[0].shape, floats[1].shape
     return _held(Note(how.path, shapes, tuple(operands), has_output), values, sums)
 
 
 def noted_operand(
     q: QTensor,
     x: jax.Array,
-    other: Operand,
-    one: OperandExecution,
-    axes: OperandAxes,
+    how: ContractionExecution,
+    operation: Operation,
+    side: Side,
+    shapes: Shapes,
     seeds: Seeds,
     state: Any,
 ) -> QTensor:
@@ -170,17 +191,17 @@ def noted_operand(
     Args:
         q: the operand, quantized.
         x: the operand.
-        other: the other operand.
-        one: execution of the operand.
-        axes: its axes.
+        how: execution of the contraction.
+        operation: the contraction.
+        side: side of the operand.
+        shapes: shapes of both operands.
         seeds: seeds of its noise.
         state: state of its calibration.
     """
+    one, axes = (how.lhs, how.rhs)[SIDES.index(side)], operation.axes(side)
     x = jax.lax.stop_gradient(x)
-    path, _, side = one.path.partition(".")
     values = operand_scalars.scalars_of(x, q.stop_gradient(), one, axes, seeds, state)
-    shapes = (x.shape, other.shape) if side == "lhs" else (other.shape, x.shape)
-    note = Note(path, shapes, (_noted(side, x, one, axes),))
+    note = Note(how.path, shapes, (_noted(how, operation, side, shapes),))
     return dataclasses.replace(q, qvalue=_held(note, values, q.qvalue))
 
 
@@ -194,11 +215,29 @@ def _held(note: Note, values: Sequence[Any], x: jax.Array) -> jax.Array:
     return held
 
 
-def _noted(side: str, x: jax.Array, one: OperandExecution, axes: OperandAxes) -> Noted:
-    how = one.tensor.calibration
-    has_state = how.has_state or how.is_learned
-    name = one.tensor.grid.name
-    return Noted(side, x.shape, name, axes.contracting, has_state)
+def _noted(
+    how: ContractionExecution,
+    operation: Operation,
+    side: Side,
+    shapes: Shapes,
+) -> Noted:
+    place, axes = SIDES.index(side), operation.axes(side)
+    sizes = [shapes[place][axis] for axis in axes.cuttable[-1:]]
+    # Those of elements are of neither blocks nor rotated channels.
+    is_plain = how.path == "fwd" and not how.has_element_scales
+    can_rotate = is_plain and not how.is_rotated
+    if can_rotate:
+        hadamard = config.Hadamard()
+        can_rotate = rotation.order_of(hadamard, operation, *shapes, how.path) > 1
+    return Noted(
+        side,
+        shapes[place],
+        (how.lhs, how.rhs)[place].tensor,
+        axes.contracting,
+        1 if how.has_element_scales else math.prod(sizes) // axes.groups,
+        is_plain and operation.pairs_elements and not how.is_smoothed,
+        can_rotate,
+    )
 
 
 def _float32(x: Operand) -> jax.Array:

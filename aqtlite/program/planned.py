@@ -135,6 +135,10 @@ class PlannedContraction(PlannedOperation):
         return "weight" in (self.lhs.kind, self.rhs.kind)
 
     @property
+    def is_of_activations(self) -> bool:
+        return self.lhs.kind == self.rhs.kind == "activation"
+
+    @property
     def size(self) -> float:
         """Number of elements of the smaller operand.
 

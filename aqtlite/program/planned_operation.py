@@ -23,6 +23,11 @@ class PlannedOperation(abc.ABC):
     cfg: DotGeneral
     site: Site
 
+    @property
+    def is_of_activations(self) -> bool:
+        """Whether it contracts two activations, both quantized as the config's lhs."""
+        return False
+
     @abc.abstractmethod
     def in_order(self, values: Sequence[Any]) -> list[Any]:
         """Returns the inputs of its equation in the order of `contract`."""
@@ -43,7 +48,8 @@ class PlannedOperation(abc.ABC):
         """Returns the replacement of its equation that is quantized."""
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
-            with tapped.planned_as(self.path):
+            known = tapped.Planned(self.path, self.is_of_activations)
+            with tapped.planned_as(known):
                 return self.contract(self.cfg, self.in_order(values), states), None
 
         return Replacement(function, states, per_step=self.site.per_step)

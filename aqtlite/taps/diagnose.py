@@ -7,13 +7,12 @@ is text to paste.
 import collections
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
-from aqtlite.taps import records
+from aqtlite.taps import records, remedies
 from aqtlite.taps.records import TappedOperand, Taps
 from aqtlite.taps.tap import tap
 
@@ -62,7 +61,8 @@ class Finding:
     """What stands out, in a sentence."""
 
     remedy: str
-    """What would mend it: text to paste."""
+    """What would mend it: text to paste, in which ``cfg`` is the present config of the
+    contraction. Alternatives come after ``", or "``."""
 
     severity: Severity
 
@@ -137,15 +137,6 @@ def _finding(one: TappedOperand, severity: Severity, what: str, remedy: str) -> 
     return Finding(one.path, one.operand, what, remedy, severity)
 
 
-def _pattern(path: str) -> str:
-    """Returns a regular expression for a path of a rule."""
-    return re.sub(r"[][.^$*+?{}\\|()]", r"\\\g<0>", path)
-
-
-def _rule(one: TappedOperand, cfg: str) -> str:
-    return f"aqtlite.Rule(path={_pattern(one.path)!r}, cfg={cfg})"
-
-
 def _place(one: TappedOperand) -> str:
     return f"channel {int(one.channel)} of axis {int(one.axis)}"
 
@@ -167,7 +158,8 @@ def _not_finite(one: TappedOperand) -> Finding | None:
 def _without_scale(one: TappedOperand) -> Finding | None:
     if not one.lost > 0:
         return None
-    if one.has_state:
+    remedy = remedies.range_of_each_call(one)
+    if one.cfg.gathers_statistics or one.cfg.is_learned:
         what = "the scale is not finite, because its calibration has no statistics."
         remedy = "variables = aqtlite.flax.calibrate(model, variables, batches)"
     else:
@@ -175,14 +167,11 @@ def _without_scale(one: TappedOperand) -> Finding | None:
             f"{int(one.lost)} finite elements are not finite after rounding: their "
             f"scale overflows, with magnitudes up to {one.largest:.3g}."
         )
-        remedy = (
-            f'config.update(cfg, {{"{one.operand}.calibration": calibration.AbsMax()}})'
-        )
     return _finding(one, "error", what, remedy)
 
 
 def _saturated(one: TappedOperand) -> Finding | None:
-    if not one.has_state:
+    if not (one.cfg.gathers_statistics or one.cfg.is_learned):
         return None
     if one.reach > SATURATED and one.clipped > CLIPPED:
         what = (
@@ -191,20 +180,17 @@ def _saturated(one: TappedOperand) -> Finding | None:
             "earlier batches reaches."
         )
         severity: Severity = "error" if one.snr < NOISY else "warning"
+        remedy = remedies.unclipped(one)
     elif one.reach < UNUSED:
         what = (
             "the scale of earlier batches reaches "
             f"{1 / max(one.reach, 1e-9):.3g} times the largest magnitude: most of the "
             "grid is not used."
         )
-        severity = "warning"
+        severity, remedy = "warning", remedies.range_of_each_call(one)
     else:
         return None
-    remedy = (
-        f'config.update(cfg, {{"{one.operand}.calibration": calibration.AbsMax()}}), '
-        "or gather the statistics again"
-    )
-    return _finding(one, severity, what, remedy)
+    return _finding(one, severity, what, remedy + "  # or gather the statistics again")
 
 
 def _noisy(one: TappedOperand) -> Finding | None:
@@ -212,31 +198,14 @@ def _noisy(one: TappedOperand) -> Finding | None:
         return None
     what = f"its rounding has a signal-to-noise ratio of {one.snr:.1f} dB."
     severity: Severity = "error" if one.snr < LOUD else "warning"
-    return _finding(one, severity, what, _finer(one))
-
-
-def _finer(one: TappedOperand) -> str:
-    """Returns what makes the rounding of an operand finer."""
-    if not one.operand.startswith("fwd"):
-        return _rule(one, "config.qat(8)") + "  # gradients in float"
-    if _bits(one) < 8:
-        blocks = (
-            f'config.update(cfg, {{"{one.operand}.blocks": config.Blocks(size=32)}})'
-        )
-        return f"{_rule(one, 'config.fully_quantized()')}, or {blocks}"
-    return f'config.update(cfg, {{"{one.operand}.blocks": config.Blocks(size=32)}})'
-
-
-def _bits(one: TappedOperand) -> int:
-    found = re.search(r"\d+", one.grid)
-    return int(found[0]) if found else 8
+    return _finding(one, severity, what, remedies.finer(one))
 
 
 def _zeroed(one: TappedOperand) -> Finding | None:
     if not one.flushed > ZEROED:
         return None
     what = f"{100 * one.flushed:.0f} % of the elements are rounded to zero."
-    return _finding(one, "warning", what, _finer(one))
+    return _finding(one, "warning", what, remedies.wider(one))
 
 
 def _outlier(one: TappedOperand) -> Finding | None:
@@ -247,19 +216,9 @@ def _outlier(one: TappedOperand) -> Finding | None:
         f"with them: {100 * one.flushed:.0f} % of the elements are rounded to zero "
         f"({one.snr:.1f} dB)."
     )
-    is_contracted = int(one.axis) in one.contracting
-    remedy = f'config.update(cfg, {{"{one.operand}.calib_shared_axes": None}})'
-    if one.operand == "fwd.lhs" and is_contracted:
-        remedy = _rule(one, "config.smoothquant()")
-        remedy += ', or config.update(cfg, {"fwd.rotation": config.Hadamard()})'
-    elif is_contracted:
-        remedy = (
-            f'config.update(cfg, {{"{one.operand}.blocks": config.Blocks(size=32)}})'
-        )
     # Rows of gradients differ by nature, and cost little.
-    is_forward = one.operand.startswith("fwd")
-    severity: Severity = "warning" if is_forward or one.snr < 25 else "note"
-    return _finding(one, severity, what, remedy)
+    severity: Severity = "warning" if one.is_forward or one.snr < 25 else "note"
+    return _finding(one, severity, what, remedies.without_outlier(one))
 
 
 _CHECKS = (_not_finite, _without_scale, _saturated, _outlier, _noisy, _zeroed)
@@ -273,12 +232,13 @@ def _below_others(worst: list[TappedOperand]) -> Iterator[Finding]:
     for several in alike.values():
         middle = float(np.median([one.snr for one in several]))
         for one in several:
-            if NOISY <= one.snr < middle - BELOW_OTHERS and one.ratio < OUTLIER:
+            is_below = one.snr < middle - BELOW_OTHERS and one.snr >= NOISY
+            if is_below and one.ratio < OUTLIER:
                 what = (
                     f"{one.snr:.1f} dB, where the same operand of other contractions "
                     f"has {middle:.1f} dB."
                 )
-                yield _finding(one, "warning", what, _finer(one))
+                yield _finding(one, "warning", what, remedies.finer(one))
 
 
 def _same_noise(worst: list[TappedOperand]) -> Iterator[Finding]:
@@ -315,20 +275,18 @@ def _drifting(history: Mapping[int, Taps]) -> Iterator[Finding]:
             f"its range drifts: the largest magnitude is {old.largest:.3g} at step "
             f"{first} and {one.largest:.3g} at step {last}."
         )
-        remedy = "the scale is of each batch: nothing to do"
-        if one.has_state:
-            remedy = (
-                f'config.update(cfg, {{"{one.operand}.calibration": '
-                "calibration.AbsMax()})"
-            )
-        severity: Severity = "warning" if one.has_state else "note"
+        severity: Severity = "note"
+        if one.cfg.gathers_statistics or one.cfg.is_learned:
+            severity, remedy = "warning", remedies.range_of_each_call(one)
+        else:
+            remedy = "the scale is of each batch: nothing to do"
         yield _finding(one, severity, what, remedy)
 
 
 def _too_small(worst: list[TappedOperand]) -> Iterator[Finding]:
     seen = set()
     for one in worst:
-        if one.path in seen or not one.operand.startswith("fwd"):
+        if one.path in seen or not one.is_forward:
             continue
         seen.add(one.path)
         smaller = min(map(math.prod, one.shapes))
@@ -339,5 +297,6 @@ def _too_small(worst: list[TappedOperand]) -> Iterator[Finding]:
             f"too small to gain: {products} products in a sum, and {smaller} elements "
             "in the smaller operand."
         )
-        remedy = _rule(one, "None") + f", or min_size={FEW_ELEMENTS} in the rule"
+        remedy = remedies.rule(one, "None")
+        remedy += f"  # or min_size={FEW_ELEMENTS} in the rule of others"
         yield Finding(one.path, "", what, remedy, "note")

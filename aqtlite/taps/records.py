@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import rich.console
 import rich.text
 
+from aqtlite import config
 from aqtlite.output import rich_tables
 from aqtlite.program import plan_table
 
@@ -42,14 +44,23 @@ class TappedOperand:
     )
     """Shapes of both operands of the contraction."""
 
-    grid: str = dataclasses.field(metadata=_STATIC)
-    """Name of its grid, such as ``int8``."""
+    cfg: config.Tensor = dataclasses.field(metadata=_STATIC)
+    """Its config; the blocks of ``local_aqt`` are in it."""
 
     contracting: tuple[int, ...] = dataclasses.field(metadata=_STATIC)
     """Its contracting axes."""
 
-    has_state: bool = dataclasses.field(metadata=_STATIC)
-    """Whether its scale comes from statistics of earlier batches, or is learned."""
+    channels: int = dataclasses.field(metadata=_STATIC)
+    """Number of contracted elements that blocks could split, of one group."""
+
+    can_smooth: bool = dataclasses.field(metadata=_STATIC)
+    """Whether its contraction could be smoothed, and is not."""
+
+    is_of_activations: bool = dataclasses.field(metadata=_STATIC)
+    """Whether a rule quantizes both operands as the lhs of its config."""
+
+    can_rotate: bool = dataclasses.field(metadata=_STATIC)
+    """Whether its contraction could be rotated, and is not."""
 
     snr: Any
     """Signal-to-noise ratio of its rounding in dB, float32."""
@@ -87,6 +98,27 @@ class TappedOperand:
     noise: Any
     """Digest of its noise, int32: operands of one shape and digest are rounded with the
     same noise. Zero without noise."""
+
+    @property
+    def grid(self) -> str:
+        """Name of its grid, such as ``int8``."""
+        return self.cfg.grid.name
+
+    @property
+    def bits(self) -> int:
+        """Width of its grid."""
+        found = re.search(r"\d+", self.grid)
+        return int(found[0]) if found else 8
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its grid is of floats, which round small values as well as large."""
+        return self.cfg.grid.arithmetic == "float"
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether it is an operand of the forward contraction."""
+        return self.operand.startswith("fwd")
 
 
 @jax.tree_util.register_dataclass
@@ -161,7 +193,11 @@ class Taps:
     def to_json(self, *, indent: int | None = None) -> str:
         """Writes the taps as JSON; None for what is not finite."""
         plain = jax.tree.map(lambda x: np.asarray(x).tolist(), self)
-        return json.dumps(rich_tables.finite(dataclasses.asdict(plain)), indent=indent)
+        fields = dataclasses.asdict(plain)
+        for one, found in zip(self.operands, fields["operands"], strict=True):
+            del found["cfg"]
+            found["grid"] = one.grid
+        return json.dumps(rich_tables.finite(fields), indent=indent)
 
     def _tables(self) -> Iterator[tuple[int, list[Sequence[str]]]]:
         heads = ("path", "operand", "grid", "dB", "clipped", "zeroed", "largest")

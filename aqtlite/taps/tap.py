@@ -178,9 +178,9 @@ def _is_again(site: Site, note: tapped.Note) -> bool:
 
 
 def _path(site: Site) -> str:
-    planned = tapped.planned_path(site.scope.path)
+    planned = tapped.planned_of(site.scope.path)
     if planned is not None:
-        return planned
+        return planned.path
     scope = module_scopes.resolved(site.scope.path).path
     names = scope.split("/")
     outer = names[: names.index(differentiation.SCOPE)]
@@ -211,7 +211,9 @@ def _missing(dtype: Any) -> float | int:
 
 def _taps(found: Sequence[tuple[Site, tapped.Note, Sequence[Any]]]) -> Taps:
     operands, results = list[TappedOperand](), list[TappedResult]()
-    for path, note, values in _named(found):
+    for path, site, note, values in _named(found):
+        planned = tapped.planned_of(site.scope.path)
+        is_of_activations = planned is not None and planned.is_of_activations
         count = len(operand_scalars.Scalars._fields)
         for place, noted in enumerate(note.operands):
             scalars = operand_scalars.Scalars(
@@ -223,9 +225,12 @@ def _taps(found: Sequence[tuple[Site, tapped.Note, Sequence[Any]]]) -> Taps:
                     operand=f"{note.path}.{noted.side}",
                     shape=noted.shape,
                     shapes=note.shapes,
-                    grid=noted.grid,
+                    cfg=noted.cfg,
                     contracting=noted.contracting,
-                    has_state=noted.has_state,
+                    channels=noted.channels,
+                    can_smooth=noted.can_smooth and not is_of_activations,
+                    is_of_activations=is_of_activations,
+                    can_rotate=noted.can_rotate,
                     **scalars._asdict(),
                 )
             )
@@ -238,7 +243,7 @@ def _taps(found: Sequence[tuple[Site, tapped.Note, Sequence[Any]]]) -> Taps:
 
 def _named(
     found: Sequence[tuple[Site, tapped.Note, Sequence[Any]]],
-) -> list[tuple[str, tapped.Note, Sequence[Any]]]:
+) -> list[tuple[str, Site, tapped.Note, Sequence[Any]]]:
     """Returns notes with paths; of equal ones, gradients come in reverse order."""
     alike = collections.defaultdict(list)
     for place, (site, note, _) in enumerate(found):
@@ -250,7 +255,7 @@ def _named(
         same = numbered([path] * len(ordered))
         names.update(zip(ordered, same, strict=True))
     order = sorted(range(len(found)), key=lambda i: found[i][1].path != "fwd")
-    return [(names[i], found[i][1], found[i][2]) for i in order]
+    return [(names[i], *found[i]) for i in order]
 
 
 def _in_float(
