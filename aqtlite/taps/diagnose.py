@@ -20,9 +20,11 @@ Severity = Literal["error", "warning", "note"]
 
 _ORDER: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
 
-NOISY, LOUD = 15.0, 8.0
-"""Decibels below which an operand's rounding is a warning, and an error. 4-bit grids
-give 16 to 22 dB on Gaussian data, float8 25 to 32, and int8 40 and more."""
+NOISY, LOUD, FEW_BITS = 5.0, 8 / 3, 4
+"""Decibels for each bit beside the sign, of the first few bits, below which an
+operand's rounding is a warning, and an error: of 4 and more bits 15 and 8, of 2 bits 5
+and 3. On Gaussian data 2-bit grids give 5 to 8 dB, 4-bit grids 16 to 22, float8 25 to
+32, and int8 40 and more."""
 
 BELOW_OTHERS = 12.0
 """Decibels below the median of operands of the same grid."""
@@ -159,9 +161,11 @@ def _without_scale(one: TappedOperand) -> Finding | None:
     if not one.lost > 0:
         return None
     remedy = remedies.range_of_each_call(one)
-    if one.cfg.gathers_statistics or one.cfg.is_learned:
+    if one.cfg.gathers_statistics:
         what = "the scale is not finite, because its calibration has no statistics."
         remedy = "variables = aqtlite.flax.calibrate(model, variables, batches)"
+    elif one.cfg.is_learned:
+        what = "the learned scale is not finite."
     else:
         what = (
             f"{int(one.lost)} finite elements are not finite after rounding: their "
@@ -171,38 +175,51 @@ def _without_scale(one: TappedOperand) -> Finding | None:
 
 
 def _saturated(one: TappedOperand) -> Finding | None:
-    if not (one.cfg.gathers_statistics or one.cfg.is_learned):
-        return None
-    if one.reach > SATURATED and one.clipped > CLIPPED:
-        what = (
-            f"the range is saturated: {100 * one.clipped:.1f} % of the elements are "
-            f"clipped, and the largest is {one.reach:.3g} times what the scale of "
-            "earlier batches reaches."
-        )
-        severity: Severity = "error" if one.snr < NOISY else "warning"
-        remedy = remedies.unclipped(one)
-    elif one.reach < UNUSED:
-        what = (
-            "the scale of earlier batches reaches "
-            f"{1 / max(one.reach, 1e-9):.3g} times the largest magnitude: most of the "
-            "grid is not used."
-        )
-        severity, remedy = "warning", remedies.range_of_each_call(one)
+    severity: Severity = "error" if _is_noisy(one) else "warning"
+    if one.cfg.gathers_statistics:
+        of, again = "the scale of earlier batches", "  # or gather the statistics again"
+    elif one.cfg.is_learned:
+        of, again = "the learned scale", ""
     else:
         return None
-    return _finding(one, severity, what, remedy + "  # or gather the statistics again")
+    # Learned ranges, and those of few bits, clip by design: what counts is the error.
+    counts = _is_noisy(one) or (one.bits >= 8 and not one.cfg.is_learned)
+    if one.reach > SATURATED and one.clipped > CLIPPED and counts:
+        remedy = remedies.unclipped(one)
+        what = (
+            f"the range is saturated: {100 * one.clipped:.1f} % of the elements are "
+            f"clipped, and the largest is {one.reach:.3g} times what {of} reaches."
+        )
+    elif one.reach < UNUSED:
+        severity, remedy = "warning", remedies.range_of_each_call(one)
+        what = (
+            f"{of} reaches {1 / max(one.reach, 1e-9):.3g} times the largest magnitude: "
+            "most of the grid is not used."
+        )
+    else:
+        return None
+    return _finding(one, severity, what, remedy + again)
+
+
+def _decibels_of(one: TappedOperand, per_bit: float) -> float:
+    return per_bit * max(min(one.bits, FEW_BITS) - 1, 0)
+
+
+def _is_noisy(one: TappedOperand) -> bool:
+    return bool(one.snr < _decibels_of(one, NOISY))
 
 
 def _noisy(one: TappedOperand) -> Finding | None:
-    if not one.snr < NOISY:
+    if not _is_noisy(one):
         return None
     what = f"its rounding has a signal-to-noise ratio of {one.snr:.1f} dB."
-    severity: Severity = "error" if one.snr < LOUD else "warning"
+    severity: Severity = "error" if one.snr < _decibels_of(one, LOUD) else "warning"
     return _finding(one, severity, what, remedies.finer(one))
 
 
 def _zeroed(one: TappedOperand) -> Finding | None:
-    if not one.flushed > ZEROED:
+    # Zero is one of three values on grids of 2 bits.
+    if one.bits <= 2 or not one.flushed > ZEROED:
         return None
     what = f"{100 * one.flushed:.0f} % of the elements are rounded to zero."
     return _finding(one, "warning", what, remedies.wider(one))
@@ -232,7 +249,7 @@ def _below_others(worst: list[TappedOperand]) -> Iterator[Finding]:
     for several in alike.values():
         middle = float(np.median([one.snr for one in several]))
         for one in several:
-            is_below = one.snr < middle - BELOW_OTHERS and one.snr >= NOISY
+            is_below = one.snr < middle - BELOW_OTHERS and not _is_noisy(one)
             if is_below and one.ratio < OUTLIER:
                 what = (
                     f"{one.snr:.1f} dB, where the same operand of other contractions "
@@ -276,8 +293,10 @@ def _drifting(history: Mapping[int, Taps]) -> Iterator[Finding]:
             f"{first} and {one.largest:.3g} at step {last}."
         )
         severity: Severity = "note"
-        if one.cfg.gathers_statistics or one.cfg.is_learned:
+        if one.cfg.gathers_statistics:
             severity, remedy = "warning", remedies.range_of_each_call(one)
+        elif one.cfg.is_learned:
+            remedy = "the scale is learned, and training moves it: nothing to do"
         else:
             remedy = "the scale is of each batch: nothing to do"
         yield _finding(one, severity, what, remedy)

@@ -90,12 +90,50 @@ def test_a_label_stands_for_an_empty_path():
 
 
 def test_an_operand_of_few_decibels():
-    cfg = config.update(nearest(), {"fwd.rhs.numerics": numerics.IntSymmetric(bits=2)})
-    found = aqtlite.diagnose(contraction(cfg), X, W)
-    noisy = [one for one in found if "signal-to-noise" in one.what]
-    assert [one.operand for one in noisy] == ["fwd.rhs"]
+    coarse = {
+        "fwd.rhs.numerics": numerics.IntSymmetric(bits=2),
+        "fwd.rhs.calib_shared_axes": "per_tensor",
+    }
+    cfg = config.update(nearest(), coarse)
+    (noisy,) = aqtlite.diagnose(contraction(cfg), X, W)
+    assert (noisy.operand, noisy.severity) == ("fwd.rhs", "warning")
+    assert "signal-to-noise" in noisy.what
     names = {**NAMES, "numerics": numerics, "cfg": cfg}
-    assert eval(noisy[0].remedy.split(", or ")[0], names).fwd.rhs.grid.bits == 8
+    more, own = (eval(text, names) for text in noisy.remedy.split(", or "))
+    assert more.fwd.rhs.grid.bits == 8 and own.fwd.rhs.calib_shared_axes is None
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_grids_of_few_bits_are_no_findings_by_themselves(bits):
+    assert aqtlite.diagnose(contraction(config.qat(bits)), X, W) == ()
+
+
+@pytest.mark.parametrize("cfg", [config.lsq(2), config.lsq_weight_only(2)])
+def test_learned_scales_clip_by_design(cfg):
+    assert of_learned(cfg, X) == ()
+
+
+def test_a_learned_scale_is_not_of_batches():
+    (one,) = of_learned(config.lsq(8, bwd_bits=None), X.at[:, 37].mul(300))
+    assert (one.operand, one.severity) == ("fwd.lhs", "error")
+    assert "what the learned scale reaches" in one.what
+    assert "batches" not in one.what and "statistics" not in one.remedy
+
+
+def test_a_learned_range_may_drift():
+    quantized = aqtlite.quantize_function(jnp.matmul, config.lsq(8), params=1)
+    state = quantized.init_state(X, W)
+    tapped = aqtlite.tap(lambda x, w: quantized.evaluate(state, (x, w), {}))
+    found = aqtlite.diagnose({0: tapped(X / 16, W)[1], 9: tapped(X, W)[1]})
+    (one,) = (x for x in found if "drifts" in x.what)
+    assert one.severity == "note" and "is learned" in one.remedy
+
+
+def of_learned(cfg, x):
+    """Findings about freshly initialized scales."""
+    quantized = aqtlite.quantize_function(jnp.matmul, cfg, params=1)
+    state = quantized.init_state(x, W)
+    return aqtlite.diagnose(lambda x, w: quantized.evaluate(state, (x, w), {}), x, W)
 
 
 def test_an_operand_that_is_worse_than_others():
