@@ -38,8 +38,9 @@ SATURATED, UNUSED = 1.25, 1 / 16
 CLIPPED = 0.001
 """Share of clipped elements."""
 
-ZEROED = 0.5
-"""Share of elements that are rounded to zero."""
+ZEROED, ZEROED_BESIDE = 0.5, 0.1
+"""Share of elements that are rounded to zero; beside a channel far above the others, or
+in a range that is hardly used."""
 
 DRIFT = 8.0
 """Factor of the largest magnitude between calls."""
@@ -190,7 +191,7 @@ def _saturated(one: TappedOperand) -> Finding | None:
             f"the range is saturated: {100 * one.clipped:.1f} % of the elements are "
             f"clipped, and the largest is {one.reach:.3g} times what {of} reaches."
         )
-    elif one.reach < UNUSED:
+    elif one.reach < UNUSED and _loses_small_values(one):
         severity, remedy = "warning", remedies.range_of_each_call(one)
         what = (
             f"{of} reaches {1 / max(one.reach, 1e-9):.3g} times the largest magnitude: "
@@ -207,6 +208,14 @@ def _decibels_of(one: TappedOperand, per_bit: float) -> float:
 
 def _is_noisy(one: TappedOperand) -> bool:
     return bool(one.snr < _decibels_of(one, NOISY))
+
+
+def _loses_small_values(one: TappedOperand) -> bool:
+    """Whether a scale is too large for most elements.
+
+    Grids of floats round these as well as large ones, down to their smallest value.
+    """
+    return bool(one.flushed > ZEROED_BESIDE) or _is_noisy(one)
 
 
 def _noisy(one: TappedOperand) -> Finding | None:
@@ -228,6 +237,8 @@ def _zeroed(one: TappedOperand) -> Finding | None:
 def _outlier(one: TappedOperand) -> Finding | None:
     if not (one.axis >= 0 and one.ratio >= OUTLIER):
         return None
+    if not _loses_small_values(one):
+        return None
     what = (
         f"{_place(one)} is {one.ratio:.0f} times its neighbours, and shares a scale "
         f"with them: {100 * one.flushed:.0f} % of the elements are rounded to zero "
@@ -244,13 +255,13 @@ _CHECKS = (_not_finite, _without_scale, _saturated, _outlier, _noisy, _zeroed)
 def _below_others(worst: list[TappedOperand]) -> Iterator[Finding]:
     alike = collections.defaultdict(list)
     for one in worst:
-        if math.isfinite(one.snr):
+        # The decibels of an operand with an outlying channel are those of the channel.
+        if math.isfinite(one.snr) and one.ratio < OUTLIER:
             alike[one.operand, one.grid].append(one)
     for several in alike.values():
         middle = float(np.median([one.snr for one in several]))
         for one in several:
-            is_below = one.snr < middle - BELOW_OTHERS and not _is_noisy(one)
-            if is_below and one.ratio < OUTLIER:
+            if one.snr < middle - BELOW_OTHERS and not _is_noisy(one):
                 what = (
                     f"{one.snr:.1f} dB, where the same operand of other contractions "
                     f"has {middle:.1f} dB."

@@ -136,6 +136,23 @@ def of_learned(cfg, x):
     return aqtlite.diagnose(lambda x, w: quantized.evaluate(state, (x, w), {}), x, W)
 
 
+def test_outliers_do_no_harm_on_grids_of_floats():
+    def function(x, w):
+        loud = contraction(config.fp8(), "loud")(x.at[:, 37].mul(300), w)
+        return loud + contraction(config.fp8(), "plain")(x, w)
+
+    assert aqtlite.diagnose(function, X, W) == ()
+
+
+def test_a_range_that_is_hardly_used_does_no_harm_on_grids_of_floats():
+    quantized = aqtlite.quantize_function(
+        jnp.matmul, config.fp8(delayed=True), params=1
+    )
+    state = quantized.gather(quantized.init_state(X, W), X, W)
+    call = lambda x, w: quantized.evaluate(state, (x, w), {})  # noqa: E731
+    assert aqtlite.diagnose(call, X / 100, W) == ()
+
+
 def test_an_operand_that_is_worse_than_others():
     def two(x, w):
         noisy = config.update(nearest(), {"fwd.lhs.calib_shared_axes": "per_tensor"})
