@@ -460,3 +460,13 @@ def test_sums_of_int16_are_exact(size):
     got = integer_dot(lhs, rhs, MATMUL, largest=(255, 255))
     assert got.dtype == jnp.int32
     np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
+
+
+def test_amx_is_for_processors_that_have_it(tmp_path, monkeypatch):
+    """As far as XLA may use it: Linux is not asked otherwise."""
+    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+    may_use_amx = processor.may_use_amx.__wrapped__
+    assert not may_use_amx()
+    (tmp_path / "cpuinfo").write_text("flags : avx2 avx512_vnni amx_int8 amx_tile\n")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX512_BF16")
+    assert not may_use_amx()

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call, panel_amx, panels
@@ -321,23 +322,30 @@ class PanelFunction(custom_call.Function):
         """Computes rows by AMX, of which the last may not fill the registers."""
         lines, carries = self._rows().lines, self.kernel.carries
         groups = [ManyRowsOfPanel(self, lines, n, carries) for n in panel_amx.COUNTS]
-
-        def compute(of: ManyRowsOfPanel, *larger: ManyRowsOfPanel) -> None:
-            """Computes those from a row on by the fewest registers that hold them."""
-            run = of.compute_scaled if self.kernel.is_scaled else of.compute
-            if not larger:
-                run(arrays, sizes, columns, row)
-                return
-            left = self.at.sub(sizes.rows, row)
-            is_held = self.at.icmp_signed("<=", left, self.long(of.rows))
-            with self.at.if_else(is_held) as (then, otherwise):
-                with then:
-                    run(arrays, sizes, columns, row)
-                with otherwise:
-                    compute(*larger)
-
         with self.loop(0, sizes.rows, groups[-1].rows) as row:
-            compute(*groups)
+            self._compute_by_fewest(groups, arrays, sizes, columns, row)
+
+    def _compute_by_fewest(
+        self,
+        groups: Sequence[ManyRowsOfPanel],
+        arrays: Arrays,
+        sizes: Sizes,
+        columns: Any,
+        row: Any,
+    ) -> None:
+        """Computes rows from one on, by the fewest registers that hold those left."""
+        of, *larger = groups
+        compute = of.compute_scaled if self.kernel.is_scaled else of.compute
+        if not larger:
+            compute(arrays, sizes, columns, row)
+            return
+        left = self.at.sub(sizes.rows, row)
+        is_held = self.at.icmp_signed("<=", left, self.long(of.rows))
+        with self.at.if_else(is_held) as (then, otherwise):
+            with then:
+                compute(arrays, sizes, columns, row)
+            with otherwise:
+                self._compute_by_fewest(larger, arrays, sizes, columns, row)
 
     def _widened(self, arrays: Arrays, sizes: Sizes, wide: Any) -> Arrays:
         """Widens the weights of a panel to twice their bits."""

@@ -94,7 +94,8 @@ def may_use_amx() -> bool:
     """
     if not {"amx_int8", "amx_tile"} <= _flags(_CPUINFO):
         return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _AMX) == 0
+    asked = map(ctypes.c_long, (_ARCH_PRCTL, _ASK_FOR_STATE, _AMX))
+    return bool(ctypes.CDLL(None).syscall(*asked) == 0)
 
 
 @functools.cache
