@@ -8,7 +8,7 @@ from typing import Any
 import rich.console
 from flax import nnx
 
-from aqtlite.checkpoint import run
+from aqtlite.checkpoint import replacement, run
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, local_path
 from aqtlite.checkpoint.job import job_of
@@ -128,6 +128,8 @@ def convert_checkpoint(
         )
     variables = variables_of(model, sample_args, kwargs)
     if calibrate is not None:
+        # Before the batches are run, which takes long.
+        replacement.check_existing(out, overwrite)
         opened = calibrated(opened, variables, calibrate)
     job = job_of(opened, variables, keep_float, packed)
     if dry_run:

@@ -75,6 +75,13 @@ def test_existing_target(tmp_path):
         checkpoint.convert_checkpoint(
             source, tmp_path / "out", MODEL, X, overwrite=True
         )
+    with pytest.raises(checkpoint.CheckpointError, match="exists; --overwrite"):
+        # Not one is taken.
+        batches = iter([X])
+        checkpoint.convert_checkpoint(
+            source, tmp_path / "out", MODEL, X, calibrate=batches
+        )
+    assert next(batches) is X
     assert (tmp_path / "out" / "precious").read_text() == "mine"
     (tmp_path / "out" / "precious").unlink()
     checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X, overwrite=True)
