@@ -11,6 +11,7 @@ import numpy as np
 
 from aqtlite import errors
 from aqtlite.output import files
+from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.reporting import histogram, page_script, page_style, tables
 
 _PAGE = """\
@@ -87,9 +88,12 @@ def write(
 
 def _errors(taps: Any) -> list[dict[str, Any]]:
     """Returns the lowest signal-to-noise ratio of each contraction, or operand."""
-    found = [(f"{x.path} {x.contraction}", x.snr) for x in taps.results]
-    found = found or [(f"{x.path} {x.operand}", x.snr) for x in taps.operands]
-    lowest = [(name, np.asarray(snr, np.float32).ravel()) for name, snr in found]
+    found = [(x.path, x.contraction, x.snr) for x in taps.results]
+    found = found or [(x.path, x.operand, x.snr) for x in taps.operands]
+    lowest = [
+        (f"{path or NO_SCOPE} {of}", np.asarray(snr, np.float32).ravel())
+        for path, of, snr in found
+    ]
     return [
         {"name": name, "snr": float(np.min(snr[np.isfinite(snr)]))}
         for name, snr in lowest
