@@ -5,10 +5,10 @@ together, so that the config stays valid.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
 from aqtlite import config
+from aqtlite.program.rules import patterns
 from aqtlite.quantization.granularity import LocalBlocks
 from aqtlite.taps.records import TappedOperand
 
@@ -25,8 +25,7 @@ def one_of(*remedies: str | None) -> str:
 
 def rule(one: TappedOperand, cfg: str) -> str:
     """Returns a rule for the contraction of an operand."""
-    path = re.sub(r"[][.^$*+?{}\\|()]", r"\\\g<0>", one.path)
-    return f"aqtlite.Rule(path={path!r}, cfg={cfg})"
+    return f"aqtlite.Rule(path={patterns.of_text(one.path)!r}, cfg={cfg})"
 
 
 def range_of_each_call(one: TappedOperand) -> str:

@@ -286,7 +286,7 @@ def _leaving_in_float(plan: Plan, paths: Collection[str]) -> tuple[Rule, ...]:
     for path in quantized:
         if path not in paths or any(patterns.fullmatch(one, path) for one in chosen):
             continue
-        exact = re.sub(r"[][.^$*+?{}\\|()]", r"\\\g<0>", path)
+        exact = patterns.of_text(path)
         general = re.sub(r"\d+", r"\\d+", exact)
         alike = {one for one in quantized if patterns.fullmatch(general, one)}
         is_shared = len(alike) > 1 and alike <= set(paths)

@@ -44,6 +44,17 @@ def fullmatch(pattern: str, text: str) -> bool:
     return bool(_Match(text).ends(_parsed(pattern), 0) >> len(text))
 
 
+def of_text(text: str) -> str:
+    r"""Returns a pattern that matches a text alone.
+
+    Unlike `re.escape`, it leaves what needs no backslash, such as ``-``, readable.
+
+    >>> of_text("blocks[0]/up-projection")
+    'blocks\\[0\\]/up-projection'
+    """
+    return re.sub(r"[][.^$*+?{}\\|()]", r"\\\g<0>", text)
+
+
 def check(pattern: str, where: str) -> None:
     """Checks a pattern.
 
