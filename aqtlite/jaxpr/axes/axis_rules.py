@@ -38,7 +38,7 @@ _KEEP_ZERO = frozenset(
     | {"device_put", "div", "erf", "expm1", "floor", "integer_pow"}
     | {"log1p", "max", "min", "mul", "name", "neg"}
     | {"optimization_barrier", "pow", "real", "reduce_precision", "rev", "round"}
-    | {"select_n", "sharding_constraint", "sign", "sin", "sqrt", "square"}
+    | {"select_n", "sign", "sin", "sqrt", "square"}
     | {"stop_gradient", "tan", "tanh"}
 )
 """Primitives whose result is zero where an operand is."""

@@ -366,7 +366,7 @@ def _call(
         instructions,
         count,
         is_scaled=bool(scales),
-        is_single=bool(scales) and products == instructions.block,
+        is_single=bool(scales) and products == BLOCK,
         carries=count > 1 and not (is_exact or instructions.takes_int16),
         layout=layout,
         has_packed_scales=bool(scales) and scales[-1].ndim == 3,

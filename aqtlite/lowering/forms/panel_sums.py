@@ -70,7 +70,7 @@ class RowsOfPanel:
     ):
         self.f, self.how = function, instructions
         self.products, self.parts = instructions.products, instructions.parts(bits)
-        self.digits, self.numbers = digits, instructions.numbers(digits)
+        self.numbers = instructions.numbers(digits)
         self.lines, self.width = self.numbers * self.parts, width
         self.carries = carries
         self.block = instructions.block
