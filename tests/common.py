@@ -1,13 +1,15 @@
 """Data, small configs and quick compilation that several test files share."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import aqtlite
 from aqtlite import config, numerics
@@ -131,3 +133,20 @@ def left_in_float(params: Any) -> list[Any]:
     """The leaves of serving parameters that were not frozen."""
     leaves = jax.tree.leaves(params, is_leaf=aqtlite.is_frozen)
     return [leaf for leaf in leaves if not aqtlite.is_frozen(leaf)]
+
+
+def inside_shard_map(function: Callable[..., Any], *args: Any) -> Any:
+    """Results of a function inside `jax.shard_map`, where its arguments vary."""
+
+    def vary(x: jax.Array) -> jax.Array:
+        varies = "d" in jax.typeof(x).manual_axis_type.varying
+        return x if varies else lax.pcast(x, "d", to="varying")
+
+    def run(args):
+        out = function(*jax.tree.map(vary, args))
+        return jax.tree.map(lambda x: vary(x)[None], out)
+
+    mapped = jax.shard_map(
+        run, mesh=jax.make_mesh((1,), "d"), in_specs=P(), out_specs=P("d")
+    )
+    return jax.tree.map(lambda x: x[0], mapped(args))

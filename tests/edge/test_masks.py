@@ -1,5 +1,6 @@
 """Attention masks leave the other elements their integers, however they are made."""
 
+import functools
 import warnings
 
 import flax.linen as nn
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from aqtlite import edge
+from tests.common import inside_shard_map
 from tests.edge import models
 
 pytestmark = pytest.mark.code("quick")
@@ -110,3 +112,17 @@ def test_few_values_that_widen_a_range_are_named():
     x = models.normal((64, 8)).at[0, 0].set(1e4)
     with pytest.warns(UserWarning, match=r"round to zero.*\n  'input': \d+% in \["):
         edge.calibrate(lambda w, x: x @ w, jnp.eye(8), [x])
+
+
+def test_inside_shard_map():
+    def model(w, x, lengths):
+        keep = jnp.arange(6) < lengths[:, None, None]
+        return _attention(MASKS["a product"])(w, x, keep.astype(jnp.float32))
+
+    args = _X, np.int32([4, 6])
+    ranges = edge.calibrate(model, _W, [args])
+    simulation = edge.simulate(model, _W, ranges, args)
+    expected = jax.jit(simulation)(*args)
+    np.testing.assert_array_equal(
+        jax.jit(functools.partial(inside_shard_map, simulation))(*args), expected
+    )

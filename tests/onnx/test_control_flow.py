@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto
 
 import aqtlite.onnx
+from tests.common import inside_shard_map
 from tests.onnx.models import FLOAT, INT64, graph, model, node, of_onnxruntime
 
 pytestmark = pytest.mark.code("quick")
@@ -168,9 +169,16 @@ def test_a_scan(directions):
     )
     inputs = np.float32([1, 2]), np.float32([[1, 2], [3, 4], [5, 6]])
     function, parameters = aqtlite.onnx.load(made)
-    found = jax.jit(function)(parameters, *inputs)
-    for one, expected in zip(found, of_onnxruntime(made, *inputs), strict=True):
-        np.testing.assert_array_equal(one, expected)
+    expected = of_onnxruntime(made, *inputs)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        list(jax.jit(function)(parameters, *inputs)),
+        expected,
+    )
+    # A start that is known does not vary over the axes of a `jax.shard_map`.
+    function, parameters = aqtlite.onnx.load(made, constants={"start": inputs[0]})
+    inside = inside_shard_map(lambda xs: function(parameters, xs), inputs[1])
+    jax.tree.map(np.testing.assert_array_equal, list(inside), expected)
 
 
 def test_sequences():

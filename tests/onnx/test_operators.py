@@ -11,6 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import aqtlite.onnx
+from tests.common import inside_shard_map
 from tests.onnx.cases import FAMILIES, Known
 
 pytestmark = pytest.mark.code("quick")
@@ -101,3 +102,22 @@ def test_equals_onnxruntime(family, number):
             assert one.shape == expected.shape
             assert one.dtype == jax.dtypes.canonicalize_dtype(expected.dtype)
             np.testing.assert_allclose(one, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shapes_inside_shard_map(family):
+    by_opset = collections.defaultdict(dict)
+    for number, case in enumerate(FAMILIES[family]):
+        by_opset[case.opset][number] = case
+    for opset, cases in by_opset.items():
+        made, inputs, _ = build(cases, opset)
+        function, parameters = aqtlite.onnx.load(made)
+
+        def run(inputs, function=function, parameters=parameters):
+            return function(parameters, **inputs)
+
+        inside, outside = (
+            [(x.shape, x.dtype) for x in jax.tree.leaves(jax.eval_shape(one, inputs))]
+            for one in (functools.partial(inside_shard_map, run), run)
+        )
+        assert inside == outside

@@ -105,5 +105,5 @@ def _exponentials(x: Quantized) -> tuple[jax.Array, jax.Array]:
 
     # Sequential, because the order of additions determines the last bit.
     in_order = jnp.moveaxis(exponentials, -1, 0)
-    total, _ = lax.scan(add, jnp.zeros(wide.shape[:-1], jnp.float32), in_order)
+    total, _ = lax.scan(add, in_order[0], in_order[1:])
     return exponentials, total

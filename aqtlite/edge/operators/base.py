@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.jaxpr import equations
+from aqtlite.shapes.sharding import vary_together
 
 
 class Operator(abc.ABC):
@@ -156,4 +157,6 @@ class Equation(Operator):
         return result
 
     def compute_all(self, *inputs: Any) -> list[Any]:
+        # The equation was traced outside of the `jax.shard_map` that may evaluate it.
+        inputs = vary_together(inputs)
         return equations.evaluate(self.jaxpr, self.eqn, inputs)

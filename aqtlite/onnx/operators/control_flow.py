@@ -9,6 +9,7 @@ from jax import lax
 
 from aqtlite.onnx.evaluation import Call, Value, is_static
 from aqtlite.onnx.registry import operator
+from aqtlite.shapes.sharding import vary_together
 
 _DEPENDS_ON_DATA = (
     "the condition depends on data. An input that decides becomes known with "
@@ -94,6 +95,9 @@ def _scan(call: Call, *inputs: Value) -> Any:
         jnp.flip(x, 0) if back else x
         for x, back in zip(scanned, backwards, strict=True)
     ]
+
+    # Constants do not vary over the axes of a `jax.shard_map`; later states may.
+    state, scanned = vary_together((state, scanned))
 
     def step(state: tuple[Value, ...], slices: Any) -> Any:
         results = [jnp.asarray(x) for x in call.run(body, *state, *slices)]

@@ -11,6 +11,7 @@ from aqtlite.onnx.evaluation import Call, Value
 from aqtlite.onnx.operators import activations
 from aqtlite.onnx.operators.indexing import reversed_places
 from aqtlite.onnx.registry import operator
+from aqtlite.shapes.sharding import vary_together
 
 Step = Callable[[tuple[Value, ...], Value], tuple[Value, ...]]
 """From a state and the projected input of a step to the next state."""
@@ -167,6 +168,8 @@ def _run(
             for one in initial
         )
         projected = _times(x, w[direction])
+        # Zeros do not vary over the axes of a `jax.shard_map`; later states may.
+        state, projected, lengths = vary_together((state, projected, lengths))
         step = step_of(direction)
         if lengths is None:
             y, state = _scan(step, state, projected, is_reverse)
