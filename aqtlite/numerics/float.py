@@ -178,6 +178,16 @@ class Float(base.Numerics):
         """The smallest positive value."""
         return self._value(1)
 
+    @property
+    def bits(self) -> int:
+        """Width of a value with its sign, in bits."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def magnitudes(self) -> tuple[float, ...]:
+        """All magnitudes of values, from zero on."""
+        return tuple(map(self._value, range(self._largest_code + 1)))
+
     def _value(self, code: int) -> float:
         """The value of a code, the exponent and mantissa bits."""
         exponent, mantissa = divmod(code, 2**self.mantissa_bits)
@@ -193,13 +203,12 @@ class Float(base.Numerics):
     @property
     def name(self) -> str:
         """Name such as ``fp8_e4m3``, with unusual bias and special values appended."""
-        e, m = self.exponent_bits, self.mantissa_bits
         suffix = ""
         if self.bias != dataclasses.replace(self, bias=None).bias:
             suffix += f"b{self.bias}"
         if self.special_values != self._usual_special_values():
             suffix += f"_{self.special_values}"
-        return f"fp{1 + e + m}_e{e}m{m}{suffix}"
+        return f"fp{self.bits}_e{self.exponent_bits}m{self.mantissa_bits}{suffix}"
 
     @property
     def arithmetic(self) -> base.Arithmetic:
@@ -278,7 +287,7 @@ def _rounded(grid: Float, x: jax.Array, *noise: jax.Array) -> jax.Array:
 @functools.cache
 def _narrowest_dtype(grid: Float) -> np.dtype:
     """The narrowest storage dtype that represents all values of a grid."""
-    values = np.array([grid._value(code) for code in range(grid._largest_code + 1)])
+    values = np.array(grid.magnitudes)
     for name in _STORAGE[:-1]:
         dtype = np.dtype(jnp.dtype(name))
         if grid.bound > float(jnp.finfo(dtype).max):

@@ -47,8 +47,9 @@ class QTensor:
     """
 
     qvalue: Any
-    """Stored values, in the storage dtype of the grid; `PackedValues` if they are laid
-    out for a platform (``convert(..., packed="cpu")``)."""
+    """Stored values, in the storage dtype of the grid; frozen ones of nf4 and fp4 as
+    int4 codes; `PackedValues` if they are laid out for a platform
+    (``convert(..., packed="cpu")``)."""
 
     scale: Any
     """Scales, float32, of the rank of `qvalue`. The size along an axis is the number of

@@ -1,7 +1,8 @@
-"""Stored values of a grid: dtypes for checkpoints, and the stored zero.
+"""Stored values of a grid: dtypes for serving and checkpoints, and the stored zero.
 
-Orbax stores int4 but not uint4: serving conversion bitcasts frozen weights of uint4 to
-int4, and readers of stored values take both.
+Serving conversion stores what has four bits as int4: frozen weights of uint4 bitcast,
+since Orbax stores int4 but not uint4, and floats of up to four bits by their codes,
+since few platforms have a dtype for them. Readers of stored values take both.
 """
 
 import functools
@@ -12,30 +13,41 @@ import numpy as np
 from jax import lax
 
 from aqtlite.numerics import Numerics
+from aqtlite.qtensor import float_codes
 
 
-def to_save(values: jax.Array) -> jax.Array:
-    """Returns stored values in a dtype that checkpoints support: uint4 as int4."""
+def to_save(values: jax.Array, grid: Numerics | None) -> jax.Array:
+    """Returns stored values in a dtype for serving: those of four bits as int4.
+
+    Args:
+        values: values in the storage dtype of the grid.
+        grid: the grid, None for integers.
+    """
+    if float_codes.has_codes(grid):
+        values = float_codes.encode(values, grid)
     if values.dtype != jnp.uint4:
         return values
     return lax.bitcast_convert_type(values, jnp.int4)
 
 
 def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:
-    """Restores the unsigned values of a uint4 grid; returns others unchanged.
+    """Restores the stored values of a grid from int4; returns others unchanged.
 
     Args:
-        values: stored values; for a uint4 grid, also bitcast to int4, or that widened
-            to int8.
+        values: stored values; for a grid stored as uint4, or of floats of up to four
+            bits, also as `to_save` returns them, or those widened to int8.
         grid: the grid, None for integers.
     """
-    if grid is None or grid.storage_dtype != jnp.uint4:
+    is_unsigned = grid is not None and grid.storage_dtype == jnp.uint4
+    if not (is_unsigned or float_codes.has_codes(grid)):
         return values
     if values.dtype == jnp.int4:
-        return lax.bitcast_convert_type(values, jnp.uint4)
-    if values.dtype == jnp.int8:
-        return (values & np.int8(15)).astype(jnp.uint8)
-    return values
+        codes = lax.bitcast_convert_type(values, jnp.uint4)
+    elif values.dtype == jnp.int8:
+        codes = (values & np.int8(15)).astype(jnp.uint8)
+    else:
+        return values
+    return float_codes.decode(codes, grid) if float_codes.has_codes(grid) else codes
 
 
 @functools.lru_cache

@@ -349,10 +349,14 @@ def test_weights_that_are_slow_to_serve_are_named(monkeypatch):
     nf4 = config.update(
         config.weight_only(4), {"fwd.rhs.numerics": numerics.NormalFloat()}
     )
+    nf4_blocks = config.update(nf4, {"fwd.rhs.blocks": config.Blocks(size=32)})
+    decoded = "slow on CPUs under jax.jit: decoded at every call"
     without = "slow on CPUs without the extra 'cpu': int4 in blocks of 32"
     monkeypatch.setattr(processor, "has_slow_dots_of_bytes", lambda: True)
     for cfg, has_kernel, expected in (
-        (nf4, True, "slow on CPUs under jax.jit: decoded at every call"),
+        (nf4, True, decoded),
+        (nf4_blocks, True, decoded),
+        (config.mxfp4(), True, decoded),
         (config.weight_only(4), True, ""),
         (
             config.weight_only(8),

@@ -15,6 +15,7 @@ import aqtlite
 from aqtlite import Rule, config, flax, numerics, rules
 from aqtlite.errors import RulesError
 from aqtlite.flax.nnx import convert, plan, quantize_model
+from aqtlite.qtensor import stored_values
 from tests.common import normal, relative_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
@@ -116,12 +117,10 @@ read = functools.partial(rules.from_qwix, mx_scales=installed_scales())
 
 
 def frozen(serving, name):
-    """The integers and scales of a layer, in the order of its kernel."""
+    """The stored values and scales of a layer, in the order of its kernel."""
     weight = serving.aqt.frozen[name]["kernel"].get_value().in_own_order()
     kernel = getattr(Mlp(nnx.Rngs(0)), name).kernel.shape
-    values = weight.qvalue.reshape(kernel)
-    if weight.numerics is not None and weight.numerics.storage_dtype == jnp.uint4:
-        values = jax.lax.bitcast_convert_type(values, jnp.uint4)
+    values = stored_values.on_grid(weight.qvalue, weight.numerics).reshape(kernel)
     scale = weight.scale.reshape(-1, weight.scale.shape[-1])
     return np.asarray(values, np.float32), np.asarray(scale)
 

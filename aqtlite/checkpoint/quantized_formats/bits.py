@@ -2,34 +2,32 @@
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.numerics import Float
+from aqtlite.qtensor import float_codes
 
 E2M1 = Float.from_dtype("float4_e2m1fn")
-
-_MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-_E2M1_VALUES = np.array(_MAGNITUDES + [-x for x in _MAGNITUDES], np.float32)
 
 Unpack = Callable[[np.ndarray, int, int], np.ndarray]
 """Function of words, the width of a code, and the number of codes."""
 
 
 def e2m1(nibbles: np.ndarray) -> np.ndarray:
-    """Decodes nibbles to the values of `E2M1`, in its storage dtype."""
-    return _E2M1_VALUES.astype(E2M1.storage_dtype)[nibbles]
+    """Returns nibbles as stored values of `E2M1`, int4 (`float_codes`)."""
+    signed = nibbles.astype(np.int8) - np.int8(16) * (nibbles >= 8)
+    return signed.astype(jnp.dtype("int4"))
 
 
 def e2m1_without_minus_zero(nibbles: np.ndarray) -> np.ndarray:
-    """Decodes nibbles as `e2m1`, with zero for minus zero, as some decoders do."""
+    """Like `e2m1`, with zero for minus zero, as some decoders do."""
     return e2m1(np.where(nibbles == 8, np.uint8(0), nibbles))
 
 
 def e2m1_nibbles(values: np.ndarray) -> np.ndarray:
-    """Encodes values of `E2M1` as nibbles, uint8."""
-    floats = np.asarray(values).astype(np.float32)
-    codes = np.searchsorted(_E2M1_VALUES[:8], np.abs(floats)).astype(np.uint8)
-    return np.where(np.signbit(floats), codes | 8, codes).astype(np.uint8)
+    """Returns values of `E2M1` in its storage dtype as nibbles, uint8."""
+    return np.asarray(float_codes.encode(jnp.asarray(values), E2M1)).astype(np.uint8)
 
 
 def nibbles(packed: np.ndarray) -> np.ndarray:

@@ -181,7 +181,7 @@ class Contraction:
             quantized = quantized.stored_in(operand.serving_order())
         if tensor.double_scales is not None:
             quantized = double_scales.encoded(quantized, tensor.double_scales)
-        values = stored_values.to_save(quantized.qvalue)
+        values = stored_values.to_save(quantized.qvalue, quantized.numerics)
         return dataclasses.replace(quantized, qvalue=values), damping
 
     def _padded(self, operand: Operand, x: Any) -> Any:

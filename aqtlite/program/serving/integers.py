@@ -58,7 +58,7 @@ def handed_over(
             return None
         fields[name] = jnp.asarray(found)
     values = moved([_on_grid(one) for one in sources])
-    stored = stored_values.to_save(jnp.asarray(values))
+    stored = stored_values.to_save(jnp.asarray(values), wanted.numerics)
     given = dataclasses.replace(wanted, order=order, qvalue=stored, **fields)
     if isinstance(wanted.scale, QTensor):
         given = double_scales.encoded_like(given, wanted.scale)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from aqtlite import config
 from aqtlite.lowering.forms import panel_products, processor
 from aqtlite.program.serving import packing
 from aqtlite.program.serving.frozen_record import FrozenEntry
@@ -205,7 +206,8 @@ The kernel takes smaller ones: multiples of `panel_products.BLOCK`, no zero poin
 def _slow_in_blocks(weight: FrozenEntry) -> str:
     """Where the blocks of a frozen weight take more time than float32; empty for
     nowhere known."""
-    for q in weight.values.values():
+    mine, _ = _tensors(weight)
+    for q in weight.values.values() if mine.is_integer else ():
         if not isinstance(q, QTensor) or q.qvalue.dtype not in _FAST_BLOCKS:
             continue
         dtype = q.qvalue.dtype
@@ -225,8 +227,7 @@ def _slow_in_blocks(weight: FrozenEntry) -> str:
 
 def _slow_products(weight: FrozenEntry) -> str:
     """Where a frozen matrix takes more time than float32; empty for nowhere known."""
-    raw, side = weight.record.cfg.fwd, weight.record.operand.side
-    mine, other = (raw.lhs, raw.rhs) if side == "lhs" else (raw.rhs, raw.lhs)
+    mine, other = _tensors(weight)
     if not mine.is_integer:
         return "slow on CPUs under jax.jit: decoded at every call"
     is_by_bytes = other.is_integer and other.grid.storage_dtype.itemsize == 1
@@ -234,6 +235,12 @@ def _slow_products(weight: FrozenEntry) -> str:
     if is_int8 and not is_by_bytes and processor.has_slow_dots_of_bytes():
         return "slow here from 64 rows on: int8 by floats, without VNNI"
     return ""
+
+
+def _tensors(weight: FrozenEntry) -> tuple[config.Tensor, config.Tensor]:
+    """The configs of a frozen weight and of what it is contracted with."""
+    raw, side = weight.record.cfg.fwd, weight.record.operand.side
+    return (raw.lhs, raw.rhs) if side == "lhs" else (raw.rhs, raw.lhs)
 
 
 def _reasons(plan: Plan) -> tuple[dict[Parameter, tuple[str, bool]], list[str]]:
