@@ -249,6 +249,7 @@ def _with_blocks(random: _Random, cfg: config.DotGeneral) -> config.DotGeneral:
                     remaining_size=remaining if random.chance(0.5) else 1,
                     fit=not pad,
                     pad=pad,
+                    span_others=random.chance(0.3),
                 )
                 changes[f"{name}.local_aqt"] = None
                 changes[f"{name}.{side}.calib_shared_axes"] = None

@@ -47,17 +47,20 @@ def config_of(weight: QTensor, axes: int | Sequence[int]) -> config.Tensor:
     *before, last = contracting
     *outer, inner = remaining or (None,)
     rows = 1 if inner is None else blocks[inner]
-    if all(is_whole[axis] for axis in contracting) and rows == 1:
-        others = outer
-    else:
-        others = [*before, *outer]
+    is_plain = all(is_whole[axis] for axis in contracting) and rows == 1
+    spans_others = all(is_whole[axis] for axis in before)
+    others = outer if spans_others else [*before, *outer]
     if any(blocks[axis] > 1 for axis in others if axis is not None):
         raise ValueError(
             f"no config has blocks of {blocks} in a weight of {shape} that is "
             f"contracted along {tuple(contracting)}: give its .dequant()"
         )
-    if others is outer:
+    if is_plain:
         return found
-    return dataclasses.replace(
-        found, blocks=config.Blocks(size=blocks[last], remaining_size=rows)
+    has_others = any(shape[axis] > 1 for axis in before)
+    cut = config.Blocks(
+        size=blocks[last],
+        remaining_size=rows,
+        span_others=spans_others and has_others,
     )
+    return dataclasses.replace(found, blocks=cut)

@@ -13,9 +13,10 @@ class Blocks(representation.CompactRepr):
     """Blocks of an operand, with one scale each.
 
     The last contracting axis is split into blocks of `size` elements, or into `count`
-    blocks; each index along the other contracting axes has blocks of its own. In a
-    convolution, the window and the positions are not split: blocks split the features
-    (in ``fwd`` and ``dlhs``) or the examples (in ``drhs``), separately in each group.
+    blocks; each index along the other contracting axes has blocks of its own, unless
+    `span_others` is set. In a convolution, the window and the positions are not split:
+    blocks split the features (in ``fwd`` and ``dlhs``) or the examples (in ``drhs``),
+    separately in each group.
 
     >>> Blocks(size=32)  # 1 x 32, as in the OCP Microscaling formats
     Blocks(size=32)
@@ -53,11 +54,17 @@ class Blocks(representation.CompactRepr):
     zeros are allowed. For `dot_general` and `einsum`; other contractions reject axes
     that the blocks do not divide."""
 
+    span_others: bool = False
+    """Let blocks span the other contracting axes, as Qwix's tiles do. Of a kernel
+    ``(heads, width, outputs)`` that is contracted along its first two axes, blocks then
+    reach over all heads."""
+
     def __post_init__(self) -> None:
         size = fields.integer(1)
         either = fields.or_none(size)
         fields.check(self, size=either, count=either, remaining_size=size)
-        fields.check(self, fit=fields.flag, pad=fields.flag)
+        flag = fields.flag
+        fields.check(self, fit=flag, pad=flag, span_others=flag)
         if self.fit and self.pad:
             raise ValueError(
                 "Blocks takes fit=True or pad=True: smaller blocks that divide an "

@@ -123,6 +123,8 @@ def _blocks(
 ) -> Layout:
     counts = dict.fromkeys(axes.window, 1)
     others = [axis for axis in range(len(shape)) if axis not in axes.contracting]
+    if blocks.span_others:
+        counts.update(dict.fromkeys(axes.cuttable[:-1], 1))
     try:
         for axis in axes.cuttable[-1:]:
             counts[axis] = axes.groups * blocks.count_of(_in_group(shape[axis], axes))

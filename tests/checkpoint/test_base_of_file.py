@@ -242,6 +242,10 @@ def test_errors():
     ):
         with pytest.raises(CheckpointError, match=text):
             fill(shapes, weights)
+    spans = config.update(INT4, {"blocks": config.Blocks(size=2, span_others=True)})
+    assert (
+        config_of(aqtlite.quantize(normal((3, 4, 5)), spans, (0, 1)), (0, 1)) == spans
+    )
     shared = config.Tensor(numerics=INT4.numerics, calib_shared_axes=(0, 2))
     with pytest.raises(ValueError, match=r"no config has blocks of \(2, 1, 4\)"):
         config_of(aqtlite.quantize(normal((2, 3, 4)), shared, axes=2), axes=2)

@@ -135,7 +135,9 @@ def tensors(draw, forward=False, use_fwd_quant=False, tiled=False):
         scale_dtype = None
     if not tiled and not always["calibration"].has_state and draw(_FLAG):
         own_axes["blocks"] = config.Blocks(
-            size=draw(st.integers(1, 64)), remaining_size=draw(st.integers(1, 9))
+            size=draw(st.integers(1, 64)),
+            remaining_size=draw(st.integers(1, 9)),
+            span_others=draw(_FLAG),
         )
     elif not tiled:
         own_axes["calib_shared_axes"] = draw(st.none() | st.just("per_tensor") | _AXES)

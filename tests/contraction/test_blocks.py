@@ -71,6 +71,14 @@ class TestStored:
         q = aqtlite.quantize(normal((3, 8, 5)), int8(size=4), (0, 1))
         assert q.scale.shape == (3, 2, 5)
 
+    def test_blocks_that_span_further_contracting_axes(self):
+        x = spread((3, 8, 5))
+        q = aqtlite.quantize(x, int8(size=4, span_others=True), (0, 1))
+        assert q.scale.shape == (1, 2, 5) and q.blocks == (3, 4, 1)
+        one = aqtlite.quantize(x[:, 4:], Tensor(numerics=INT8), (0, 1))
+        np.testing.assert_array_equal(q.qvalue[:, 4:], one.qvalue)
+        np.testing.assert_array_equal(q.scale[:, 1:], one.scale)
+
     @pytest.mark.code("users")
     def test_one_block_and_blocks_of_one(self):
         x = spread((8, 12))
@@ -173,13 +181,18 @@ class TestContraction:
         assert relative_error(out, wanted) < 3e-6
         assert relative_error(gradient, x.T @ out) < 1e-5
 
-    def test_several_contracting_axes_and_batches(self):
+    @pytest.mark.parametrize("spans", [(False, False), (True, False), (True, True)])
+    def test_several_contracting_axes_and_batches(self, spans):
         x, w = normal((2, 3, 4, 8)), normal((8, 2, 5, 4), 1)
         dims = (((2, 3), (3, 0)), ((0,), (1,)))
-        cfg = DotGeneral(fwd=DotGeneralRaw(lhs=int8(size=4), rhs=int8(size=2)))
+        lhs, rhs = (
+            int8(size=size, span_others=span)
+            for size, span in zip((4, 2), spans, strict=True)
+        )
+        cfg = DotGeneral(fwd=DotGeneralRaw(lhs=lhs, rhs=rhs))
         got = aqtlite.make_dot_general(cfg)(x, w, dims)
-        x_q = dequantized(x, int8(size=4), (2, 3))
-        w_q = dequantized(w, int8(size=2), (3, 0))
+        x_q = dequantized(x, lhs, (2, 3))
+        w_q = dequantized(w, rhs, (3, 0))
         wanted = jax.lax.dot_general(x_q, w_q, dims)
         assert relative_error(got, wanted) < 3e-6
 

@@ -289,6 +289,58 @@ def test_gradients(fields, tolerance):
         assert relative_error(one, other) <= tolerance
 
 
+FP8 = {"weight_qtype": "float8_e4m3fn", "act_qtype": "float8_e4m3fn"}
+OF_SEVERAL_AXES = {
+    "weights": {"weight_qtype": "float8_e4m3fn", "tile_size": 8},
+    "fp8": {**FP8, "tile_size": 1 / 2},
+    "gradients": {**FP8, "bwd_qtype": "float8_e5m2", "tile_size": 8},
+    "tiles of gradients": {
+        **FP8,
+        "bwd_qtype": "float8_e5m2",
+        "bwd_weight_grad_tile_size": 1 / 2,
+    },
+}
+
+
+@pytest.mark.parametrize("fields", OF_SEVERAL_AXES.values(), ids=OF_SEVERAL_AXES)
+def test_tiles_of_several_contracting_axes(fields):
+    """As of the projection behind attention, and of gradients of its weights."""
+
+    @nnx.jit
+    @functools.partial(nnx.value_and_grad, argnums=(0, 1))
+    def results(model, x):
+        return (model(x) * normal((2, 6, 24), seed=3)).sum()
+
+    make = functools.partial(
+        nnx.LinearGeneral, (4, 16), 24, axis=(-2, -1), use_bias=False
+    )
+    x = normal((2, 6, 4, 16))
+    rule = qwix.QtRule(**fields)
+    provider = qwix.QtProvider([rule])
+    theirs = qwix.quantize_model(make(rngs=nnx.Rngs(0)), provider, x)
+    ours = quantize_model(make(rngs=nnx.Rngs(0)), rules.from_qwix([rule]))
+    jax.tree.map(
+        lambda one, other: np.testing.assert_array_less(
+            relative_error(one, other), TOLERANCE
+        ),
+        results(ours, x),
+        results(theirs, x),
+    )
+    if "bwd_qtype" in fields:
+        return
+    values, scale = (
+        getattr(convert(ours, x).aqt.frozen[""]["kernel"].in_own_order(), name)
+        for name in ("qvalue", "scale")
+    )
+    provider = qwix.PtqProvider([qwix.QuantizationRule(**fields)])
+    wanted = qwix.quantize_model(make(rngs=nnx.Rngs(0)), provider, x).kernel.array
+    np.testing.assert_array_equal(
+        np.float32(values), np.float32(wanted.qvalue).reshape(values.shape)
+    )
+    assert scale.shape == (1, 2, 24)
+    np.testing.assert_array_equal(scale, wanted.scale.reshape(scale.shape))
+
+
 class TestConditions:
     def test_paths(self):
         """The first rule that fits decides, also for floats."""

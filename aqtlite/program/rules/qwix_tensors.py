@@ -56,8 +56,8 @@ def tensor_of(asked: Asked, mx_scales: MxScales) -> config.Tensor:
         grid = dataclasses.replace(grid, clip_gradient=True)
     has_po2_scales = False
     if _is_block_format(asked.qtype):
-        if blocks != config.Blocks(size=_BLOCK_FORMATS[asked.qtype][1]):
-            size = _BLOCK_FORMATS[asked.qtype][1]
+        size = _BLOCK_FORMATS[asked.qtype][1]
+        if asked.tile_size != size:
             raise no_equivalent(
                 asked.names[0], asked.qtype, f"its tile_size is {size}, in Qwix, too"
             )
@@ -164,12 +164,12 @@ def _blocks(asked: Asked) -> config.Blocks | None:
             "out",
         )
     if isinstance(size, int):
-        return config.Blocks(size=size)
+        return config.Blocks(size=size, span_others=True)
     count = round(1 / size) if isinstance(size, float) else 0
     if abs(count * size - 1) > 1e-6 if count else True:
         remedy = "write an int, or 1 / <number of tiles>"
         raise no_equivalent(asked.names[2], size, remedy)
-    return config.Blocks(count=count)
+    return config.Blocks(count=count, span_others=True)
 
 
 def _parsed(name: str, text: Any) -> tuple[str, list[float]]:
