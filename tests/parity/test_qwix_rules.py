@@ -10,6 +10,7 @@ import pytest
 import qwix
 from flax import nnx
 from qwix._src.core import qarray, sparsity
+from qwix.contrib import awq, gptq, qep, smooth_quant
 
 import aqtlite
 from aqtlite import Rule, config, flax, numerics, rules
@@ -558,6 +559,25 @@ def test_the_refusal_of_a_mask_of_weights_names_ours():
             rules.from_qwix([{**BOTH, **given}])
 
 
+@pytest.mark.parametrize(
+    ("rule", "remedy"),
+    [
+        (awq.AwqRule, "AwqRule of qwix.contrib .*config.Smoothing"),
+        (gptq.GptqRule, "GptqRule of qwix.contrib .*config.gptq"),
+        (qep.QepRule, "QepRule of qwix.contrib .*config.gptq"),
+        (smooth_quant.SqRule, "SqRule of qwix.contrib .*config.smoothquant"),
+    ],
+)
+def test_rules_of_methods_are_refused(rule, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        rules.from_qwix(rule(**BOTH))
+
+
+def test_the_strength_of_smoothing_is_refused():
+    with pytest.raises(ValueError, match=r"alpha=0.5.*config.smoothquant"):
+        rules.from_qwix({**BOTH, "alpha": 0.5})
+
+
 def test_other_objects_are_refused():
     for wrong in ("int8", config.weight_only(), None):
         with pytest.raises(TypeError, match="from_qwix takes rules of Qwix"):
@@ -669,6 +689,10 @@ def test_fields_of_lora_without_an_equivalent():
     with pytest.raises(ValueError, match="needs an alpha"):
         rules.from_qwix({"rank": 2})
     ones = jax.nn.initializers.ones
+    for field in ("lora_a_initializer", "lora_b_initializer"):
+        rule = qwix.LoraRule(rank=2, alpha=4.0, **{field: ones})
+        with pytest.raises(ValueError, match=field):
+            rules.from_qwix(rule)
     with pytest.raises(ValueError, match="lora_b_initializer"):
         rules.from_qwix({"rank": 2, "alpha": 4, "lora_b_initializer": ones})
 

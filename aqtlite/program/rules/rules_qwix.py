@@ -46,6 +46,15 @@ _OPS = _PRODUCTS | {"conv_general_dilated", "ragged_dot"}
 _IS_EINSUM, _IS_NONE = "(?=.*->).*", "(?!.*->).*"
 """Paths with, and without, the equation of an einsum."""
 
+_CONTRIB = "qwix.contrib"
+_METHODS = {
+    "AwqRule": "scale channels by fwd.smoothing: config.Smoothing",
+    "GptqRule": "round weights by GPTQ with config.gptq()",
+    "QepRule": "round weights by GPTQ with config.gptq(), which propagates no errors",
+    "SqRule": "smooth activations with config.smoothquant(alpha)",
+}
+"""What does the work of rules whose class says what is done."""
+
 _NOISES = ("uniform", "low_bit_uniform")
 
 _NAMES = {
@@ -112,9 +121,18 @@ def _configs(
 def _adapter(fields: Mapping[str, Any]) -> config.Lora | None:
     """Returns the adapter of a `qwix.LoraRule`; None for another rule."""
     if fields["rank"] is None:
+        if fields["alpha"] is not None:
+            remedy = f"a LoraRule has a rank; of an SqRule, {_METHODS['SqRule']}"
+            raise no_equivalent("alpha", fields["alpha"], remedy)
         return None
     if fields["alpha"] is None:
         raise ValueError("from_qwix: a rule with a rank needs an alpha, in Qwix, too")
+    if fields["lora_a_initializer"] is not None:
+        raise no_equivalent(
+            "lora_a_initializer",
+            fields["lora_a_initializer"],
+            "A starts as in PEFT; leave it out, and write values afterwards",
+        )
     start = fields["lora_b_initializer"]
     if start is not None and np.any(start(jax.random.key(0), (2, 2), np.float32)):
         raise no_equivalent(
@@ -128,7 +146,11 @@ def _fields(rule: Any) -> dict[str, Any]:
     if isinstance(rule, Mapping):
         given = dict(rule)
     elif dataclasses.is_dataclass(rule) and not isinstance(rule, type):
+        _check_class(type(rule))
         given = {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule)}
+        start = type(rule).__dataclass_fields__.get("lora_a_initializer")
+        if start is not None and given[start.name] is start.default:
+            given[start.name] = None
     else:
         raise TypeError(
             "from_qwix takes rules of Qwix, such as qwix.QuantizationRule(...), or "
@@ -148,6 +170,17 @@ def _fields(rule: Any) -> dict[str, Any]:
                 remedy = "leave it out, and set fwd.rhs.sparsity to config.NofM(n, m)"
             raise no_equivalent(name, value, remedy)
     return given
+
+
+def _check_class(of_rule: type) -> None:
+    """Raises ValueError for a class that asks for more than its fields say."""
+    for one in of_rule.__mro__:
+        if one.__module__.startswith(_CONTRIB):
+            remedy = _METHODS.get(one.__name__, "config.update changes what it returns")
+            raise ValueError(
+                f"from_qwix: rules do not say what a {one.__name__} of {_CONTRIB} asks "
+                f"for: give a qwix.QuantizationRule, and {remedy}"
+            )
 
 
 def _registered() -> set[str]:
