@@ -309,6 +309,7 @@ def cached(cfg, cache, key, value, query):
     return kv_cache.attend(query, cache, cfg)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("bits", [8, 4, 3])
 @pytest.mark.parametrize(
     ("mesh", "spec", "of_cache"),
@@ -318,8 +319,10 @@ def cached(cfg, cache, key, value, query):
         (EXPLICIT, P("d", None, "m"), P("d", "m")),
     ],
 )
-def test_kv_caches(mesh, spec, of_cache, bits):
+def test_kv_caches(mesh, spec, of_cache, bits, groups):
     cfg = kv_cache.config_for(bits)
+    if groups > 1:
+        cfg = config.update(cfg, {"fwd.rhs.blocks": config.Blocks(count=groups)})
     arrays = [normal((4, size, 4, 16), size) for size in (5, 5, 1)]
     cache = kv_cache.empty((4, 6, 4, 16), "float32", cfg)
     attend = jax.jit(functools.partial(cached, cfg))

@@ -258,15 +258,13 @@ class _Search:
         return [None, *(k for k, size in enumerate(sizes) if size is not None)]
 
     def _options(self, i: int) -> list[int | None]:
-        """Returns what can be chosen for a weight: of times, none slower than float.
+        """Returns what can be chosen for a weight: nothing that takes more than float.
 
         The cost of one may be negative, by the noise of a loss of few batches.
         """
-        possible, times = self._possible(i), self._times
-        if times is None:
-            return possible
-        in_float = times.amount(i, None)
-        return [one for one in possible if times.amount(i, one) <= in_float]
+        spent = self._spent
+        in_float = spent.amount(i, None)
+        return [one for one in self._possible(i) if spent.amount(i, one) <= in_float]
 
     def _uniform(self, candidate: int) -> _Chosen:
         return tuple(

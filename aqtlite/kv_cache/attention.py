@@ -12,6 +12,7 @@ from aqtlite.contraction.einsum import einsum
 from aqtlite.kv_cache import checks, configs, quantizing, rotation, slots
 from aqtlite.kv_cache.cache import KVCache, differentiable
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes import block_shapes
 
 
 def attend(
@@ -129,7 +130,7 @@ def _attend(
     value = dataclasses.replace(value, scale=jnp.where(is_nan, 0, value.scale))
     scores = jnp.where(_by_score(is_nan, value, heads), jnp.nan, scores)
     wanted = (*batch, heads * group, count, length)
-    checked = [_by_group(_checked_mask(mask, wanted), heads, group) for mask in masks]
+    checked = [_by_group(_checked_mask(mask, wanted), heads) for mask in masks]
     for mask in checked:
         attended = mask if mask.dtype == bool else mask != 0
         scores = jnp.where(attended, scores, jnp.finfo(scores.dtype).min)
@@ -144,25 +145,24 @@ def _scores(
     query: jax.Array, key: QTensor, cfg: config.DotGeneral, dtype: Any
 ) -> jax.Array:
     """Products of queries and keys, ``(*batch, heads, group, positions, length)``."""
-    *batch, count, query_heads, depth = query.shape
-    parts = depth // key.shape[-1]
+    parts = query.shape[-1] // key.shape[-1]
     heads = key.shape[-2] // parts
-    group = query_heads // heads
     rotated = rotation.rotated(query, cfg.fwd.rotation)
     if not cfg.fwd.lhs.is_quantized:
         rotated = rotated.astype(query.dtype)
-    by_part = rotated.reshape(*batch, count, heads, group, parts, key.shape[-1])
+    by_head = block_shapes.split_axis(rotated, rotated.ndim - 2, heads)
+    by_part = block_shapes.split_axis(by_head, by_head.ndim - 1, parts)
     by_part = jnp.swapaxes(by_part, -3, -2)
     key, axes = _as_stored(key)
     scores: Any = einsum(
         f"...qhgd,...{axes}->...hgqk",
-        by_part.reshape(*batch, count, heads * parts, group, depth // parts),
+        block_shapes.merge_with_next(by_part, by_part.ndim - 4),
         key,
         cfg=configs.of_sums(cfg),
         preferred_element_type=dtype,
     )
     if parts > 1:
-        scores = scores.reshape(*batch, heads, parts, *scores.shape[-3:]).sum(-4)
+        scores = block_shapes.split_axis(scores, scores.ndim - 4, heads).sum(-4)
     return cast(jax.Array, scores)
 
 
@@ -170,22 +170,24 @@ def _weighted(
     probabilities: jax.Array, value: QTensor, cfg: config.DotGeneral
 ) -> jax.Array:
     """Sums of values, ``(*batch, positions, query heads, depth)``."""
-    *batch, heads, group, count, _ = probabilities.shape
-    dtype, how = probabilities.dtype, cfg.fwd.rotation
-    size, parts = value.shape[-1], value.shape[-2] // heads
+    heads, dtype, how = probabilities.shape[-4], probabilities.dtype, cfg.fwd.rotation
+    parts = value.shape[-2] // heads
+    if parts > 1:
+        axis = probabilities.ndim - 4
+        probabilities = block_shapes.repeat_axis(probabilities, axis, parts)
     value, axes = _as_stored(value)
     out: Any = einsum(
         f"...hgqk,...{axes}->...qhgd",
-        probabilities if parts == 1 else jnp.repeat(probabilities, parts, -4),
+        probabilities,
         value,
         cfg=config.for_values(configs.of_sums(cfg)),
         preferred_element_type=(
             dtype if how is None else np.promote_types(dtype, np.float32)
         ),
     )
-    out = out.reshape(*batch, count, heads, parts, group, size)
-    out = jnp.swapaxes(out, -3, -2)
-    out = out.reshape(*batch, count, heads * group, parts * size)
+    out = jnp.swapaxes(block_shapes.split_axis(out, out.ndim - 3, heads), -3, -2)
+    out = block_shapes.merge_with_next(out, out.ndim - 4)
+    out = block_shapes.merge_with_next(out, out.ndim - 2)
     return cast(jax.Array, rotation.rotated_back(out, how).astype(dtype))
 
 
@@ -238,8 +240,7 @@ def _as_stored(q: QTensor) -> tuple[QTensor, str]:
 def _by_score(is_nan: jax.Array, value: QTensor, heads: int) -> jax.Array:
     """Lays out what holds for scales of values as scores: by head and position."""
     is_nan = is_nan.transpose(value.stored_axes)[..., 0]
-    *batch, length, scales = is_nan.shape
-    by_head = is_nan.reshape(*batch, length, heads, scales // heads).any(-1)
+    by_head = block_shapes.split_axis(is_nan, is_nan.ndim - 1, heads).any(-1)
     return jnp.swapaxes(by_head, -1, -2)[..., None, None, :]
 
 
@@ -278,10 +279,9 @@ def _is_no_mask(mask: jax.Array) -> jax.Array:
     return (mask != 0) & (mask != 1)
 
 
-def _by_group(mask: jax.Array, heads: int, group: int) -> jax.Array:
+def _by_group(mask: jax.Array, heads: int) -> jax.Array:
     """Splits a mask's axis of query heads, if present, into key heads and groups."""
     if mask.ndim == 2:
         return mask
-    *batch, own, rows, columns = mask.shape
-    split = (1, 1) if own == 1 else (heads, group)
-    return mask.reshape(*batch, *split, rows, columns)
+    count = 1 if mask.shape[-3] == 1 else heads
+    return block_shapes.split_axis(mask, mask.ndim - 3, count)

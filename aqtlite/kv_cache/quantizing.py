@@ -9,6 +9,7 @@ from aqtlite.contraction import straight_through
 from aqtlite.kv_cache import configs, rotation
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes import block_shapes
 
 
 def quantize_keys(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
@@ -43,6 +44,9 @@ def quantize_values(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
 def _prepared(x: jax.Array, cfg: config.DotGeneral) -> jax.Array:
     """Rotates the channels of heads, and makes groups of channels heads."""
     x = rotation.rotated(x, cfg.fwd.rotation)
-    blocks, (*front, heads, depth) = cfg.fwd.rhs.blocks, x.shape
-    groups = 1 if blocks is None else blocks.count_of(depth)
-    return x if groups == 1 else x.reshape(*front, heads * groups, depth // groups)
+    blocks = cfg.fwd.rhs.blocks
+    groups = 1 if blocks is None else blocks.count_of(x.shape[-1])
+    if groups == 1:
+        return x
+    in_groups = block_shapes.split_axis(x, x.ndim - 1, groups)
+    return block_shapes.merge_with_next(in_groups, x.ndim - 2)

@@ -263,6 +263,16 @@ def test_a_weight_that_something_else_reads_is_kept_in_float():
     (one,) = found.choices
     assert one.paths == ("logits",)
     assert found.uniform[1].nbytes > found.uniform[0].nbytes == table.nbytes
+    # Also where a loss, as by chance, is lower with integers beside the floats.
+    in_float = tied(table, jnp.arange(6))
+    found = choose(
+        tied,
+        table,
+        [jnp.arange(6)],
+        budget=2 * table.nbytes,
+        loss=lambda outputs, tokens: -jnp.square(outputs - in_float).sum(),
+    )
+    assert found.chosen.nbytes == table.nbytes
 
 
 def test_a_candidate_leaves_in_float_what_its_rules_do_not_name():
