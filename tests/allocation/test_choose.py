@@ -269,7 +269,7 @@ def test_a_weight_that_something_else_reads_is_kept_in_float():
         tied,
         table,
         [jnp.arange(6)],
-        budget=2 * table.nbytes,
+        budget=3 * table.nbytes,
         loss=lambda outputs, tokens: -jnp.square(outputs - in_float).sum(),
     )
     assert found.chosen.nbytes == table.nbytes
