@@ -19,6 +19,7 @@ from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes import block_shapes
 
+_MATRICES = ((1,), (1,)), ((), ())
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 _INTEGERS = (jnp.int4, jnp.int8)
 
@@ -198,25 +199,76 @@ def by_kernel(
     has_zero = lhs_zero is not None or rhs_zero is not None
     if has_zero or rhs_scale is None or not (is_float or lhs.dtype in _INTEGERS):
         return None
-    has_tiles = rhs_scale.shape[-1:] == counts and (
-        lhs_scale is None or lhs_scale.shape[-1] in (1, *counts)
+    rank, tiles = len(counts), math.prod(counts)
+    last = tuple(tuple(range(x.ndim - rank, x.ndim)) for x in (lhs, rhs))
+    has_tiles = rhs_scale.shape[-rank:] == counts and (
+        lhs_scale is None
+        or all(
+            own in (1, count)
+            for own, count in zip(lhs_scale.shape[-rank:], counts, strict=True)
+        )
     )
-    takes = panel_products.takes_scaled
-    if not has_tiles or not takes(lhs, rhs, operation.dims, counts[-1]):
+    if operation.dims != (last, ((), ())) or not has_tiles:
         return None
-    (tiles,) = counts
-    *lhs_rest, products = lhs.shape
-    *rhs_rest, _ = rhs.shape
-    is_packed = isinstance(rhs, PackedValues)
-    weights = rhs.matrix if is_packed else rhs.reshape(-1, products)
-    x = lhs.reshape(-1, products)
-    scales = jnp.broadcast_to(rhs_scale, (*rhs_rest, tiles)).reshape(-1, tiles)
+    lhs_rest, rhs_rest = lhs.shape[:-rank], rhs.shape[:-rank]
+    rows, columns = (
+        jax.ShapeDtypeStruct((math.prod(rest), math.prod(x.shape[-rank:])), x.dtype)
+        for x, rest in ((lhs, lhs_rest), (rhs, rhs_rest))
+    )
+    if not panel_products.takes_scaled(rows, columns, _MATRICES, tiles):
+        return None
+    weights = _weights_in_rows(rhs, counts)
+    if weights is None:
+        return None
+    x = _in_rows(lhs if is_float else lhs.astype(jnp.int8), counts)
+    scales = _of_tiles(rhs_scale, rhs_rest, counts)
     if is_float:
         out = panel_products.scaled_sums_of_floats(x, weights, scales, how.out_dtype)
     else:
         factors = jnp.float32(1) if lhs_scale is None else lhs_scale
-        factors = jnp.broadcast_to(factors, (*lhs_rest, tiles)).reshape(-1, tiles)
-        x = x.astype(jnp.int8)
+        factors = _of_tiles(factors, lhs_rest, counts)
         out = panel_products.scaled_sums(x, weights, factors, scales)
     out = out.reshape(*lhs_rest, *rhs_rest)
     return out if operation.order is None else out.transpose(operation.order)
+
+
+def _weights_in_rows(weights: Any, counts: tuple[int, ...]) -> Any:
+    """Weights as `panel_products.scaled_sums` takes them; None if they are packed in
+    another order."""
+    *others, size = _sizes(weights.shape, counts)
+    has_own_order = set(others) <= {1}
+    if isinstance(weights, PackedValues):
+        return weights.matrix if has_own_order else None
+    if weights.dtype != jnp.int4 or has_own_order or size % 2:
+        return _in_rows(weights, counts)
+    # XLA:CPU moves int4 one by one.
+    pairs = weights.reshape(*weights.shape[:-1], -1, 2)
+    return _in_rows(lax.bitcast_convert_type(pairs, jnp.uint8), counts)
+
+
+def _in_rows(values: jax.Array, counts: tuple[int, ...]) -> jax.Array:
+    """The tiles of each row one behind another, as a matrix.
+
+    Args:
+        values: an array that is contracted along its last axes.
+        counts: number of tiles along each of these.
+    """
+    rank, sizes = len(counts), _sizes(values.shape, counts)
+    both = (n for pair in zip(counts, sizes, strict=True) for n in pair)
+    cut = values.reshape(math.prod(values.shape[:-rank]), *both)
+    order = (0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2))
+    return cut.transpose(order).reshape(len(cut), -1)
+
+
+def _sizes(shape: tuple[int, ...], counts: tuple[int, ...]) -> list[int]:
+    """The sizes of a tile along the contracting axes, which come last."""
+    axes = zip(shape[-len(counts) :], counts, strict=True)
+    return [size // count for size, count in axes]
+
+
+def _of_tiles(
+    scale: jax.Array, rest: tuple[int, ...], counts: tuple[int, ...]
+) -> jax.Array:
+    """The scales of the tiles of each row, as a matrix."""
+    every = jnp.broadcast_to(scale, (*rest, *counts))
+    return every.reshape(-1, math.prod(counts))

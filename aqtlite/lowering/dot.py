@@ -76,15 +76,18 @@ class Dot(Contraction):
             return self.anywhere(lhs, rhs, precision)
         if target.is_gpu:
             return gpu.dot(lhs, rhs, self.dims, target)
-        has_kernel = panel_products.is_available(target)
-        if has_kernel and panel_products.has_fast_sums(lhs, rhs, self.dims):
-            return panel_products.sums(lhs, rhs, self.dims)
-        if target.platform == "cpu" and pairs.has_fast_form(lhs, rhs, self.dims):
-            return pairs.dot(lhs, rhs, self.dims)
-        lhs, rhs = plain.without_int4(lhs, rhs)
         if target.platform != "cpu":
-            return self._plain(lhs, rhs, precision)
-        return cpu.dot(lhs, rhs, self.dims)
+            return self.anywhere(lhs, rhs, precision)
+        dims = self.dims
+        if rhs.dtype == jnp.int4:
+            lhs, rhs, dims = cpu.merged(lhs, rhs, dims)
+        has_kernel = panel_products.is_available(target)
+        if has_kernel and panel_products.has_fast_sums(lhs, rhs, dims):
+            return panel_products.sums(lhs, rhs, dims)
+        if pairs.has_fast_form(lhs, rhs, dims):
+            return pairs.dot(lhs, rhs, dims)
+        lhs, rhs = plain.without_int4(lhs, rhs)
+        return cpu.dot(lhs, rhs, dims)
 
     def sums(self, lhs, rhs, precision=None):
         if self.order is not None:
@@ -207,11 +210,12 @@ class Dot(Contraction):
         return out if self.order is None else out.transpose(self.order)
 
     def sums_of_floats(self, target, lhs, rhs, out_dtype):
-        suits_kernel = panel_products.takes_scaled(lhs, rhs, self.dims)
+        lhs, rhs, dims = cpu.merged(lhs, rhs, self.dims)
+        suits_kernel = panel_products.takes_scaled(lhs, rhs, dims)
         is_split = self.out_sharding is not None
         if not suits_kernel or is_split or not panel_products.is_available(target):
             return None
-        out = panel_products.sums_of_floats(lhs, rhs, self.dims, out_dtype)
+        out = panel_products.sums_of_floats(lhs, rhs, dims, out_dtype)
         return out if self.order is None else out.transpose(self.order)
 
     def unit_axes(self, side):

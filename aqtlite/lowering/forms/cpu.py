@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering.elementwise import spread
-from aqtlite.lowering.forms import plain, processor
+from aqtlite.lowering.forms import layouts, plain, processor
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import explicit_sharding
 
@@ -188,6 +188,24 @@ def _dot_with_leading_axes(lhs, rhs, contracting):
         (((len(rows),), (0,)), ((), ())),
     )
     return out.reshape(rows + shape)
+
+
+def merged(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
+) -> tuple[jax.Array, jax.Array, dn.DimensionNumbers]:
+    """Merges contracting axes that come last in both operands into one.
+
+    Operands with other axes, and their dimension numbers, are returned unchanged.
+    """
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    count = len(lhs_ca)
+    are_last = layouts.is_last(lhs.ndim, lhs_ca) and layouts.is_last(rhs.ndim, rhs_ca)
+    if count < 2 or batch or not are_last or not can_reshape(lhs, rhs):
+        return lhs, rhs, dims
+    lhs, rhs = (
+        x.reshape(*x.shape[:-count], math.prod(x.shape[-count:])) for x in (lhs, rhs)
+    )
+    return lhs, rhs, (((lhs.ndim - 1,), (rhs.ndim - 1,)), ((), ()))
 
 
 def can_reshape(*operands: jax.Array) -> bool:

@@ -229,7 +229,8 @@ def scaled_sums(
 
     Args:
         lhs: int8, ``(rows, products)``.
-        rhs: int4 or int8, ``(columns, products)``, which may be in panels.
+        rhs: int4 or int8, ``(columns, products)``, which may be in panels; or int4 as
+            bytes, ``(columns, products / 2)``.
         factors: float32, ``(rows, tiles)``, the scales of lhs.
         scales: float32, ``(columns, tiles)``.
 
@@ -258,7 +259,8 @@ def _scaled_sums(count: int, weights: _Weights, *others: jax.Array) -> jax.Array
     """The scaled sums of tiles, of `count` digits of an element of lhs."""
     if isinstance(weights, Panels):
         return _ScaledSums(count, weights.bits)(weights.values, *others)
-    return _ScaledSums(count, jnp.iinfo(weights.dtype).bits)(weights, *others)
+    bits = 8 if weights.dtype == jnp.int8 else 4
+    return _ScaledSums(count, bits)(weights, *others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,7 +277,7 @@ class _ScaledSums(TargetDependent):
         *_, of_columns = scales
         columns, tiles = of_columns.shape
         if rhs.dtype == jnp.uint8:
-            rhs = Panels(rhs, columns, self.bits).integers()
+            rhs = Panels(_in_panels(rhs, columns), columns, self.bits).integers()
         x, weights = (x.reshape(x.shape[0], tiles, -1) for x in (lhs, rhs))
         if self.digits > 1:
             values, unit = digits.of_floats(x, (2,), self.digits)
@@ -292,15 +294,25 @@ class _ScaledSums(TargetDependent):
 
     def lowered(self, target, *args):
         del target
-        columns = args[-1].shape[0]
-        return _call(*args, columns=columns, bits=self.bits, count=self.digits)
+        (weights, *others), columns = args, args[-1].shape[0]
+        if weights.dtype == jnp.uint8:
+            weights = _in_panels(weights, columns)
+        return _call(
+            weights, *others, columns=columns, bits=self.bits, count=self.digits
+        )
 
     def packing(self, known, types):
         weights, scales = 0, len(types) - 1
         of_scales = tuple(known & {scales})
-        if types[weights].dtype == jnp.uint8:
+        columns = types[scales].shape[0]
+        if types[weights].dtype == jnp.uint8 and types[weights].shape[0] != columns:
             return _Panels(self, scales) if of_scales else None
         return _Panels(self, weights, of_scales) if weights in known else None
+
+
+def _in_panels(weights: jax.Array, columns: int) -> jax.Array:
+    """Weights that are in panels, or int4 as bytes, in panels."""
+    return panels.of_weights(weights) if len(weights) == columns else weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,13 @@ class Panels(NamedTuple):
 
 
 def of_weights(weights: jax.Array) -> jax.Array:
-    """Returns int4 or int8, ``(rows, products)``, in panels."""
+    """Returns int4 or int8, ``(rows, products)``, in panels.
+
+    Args:
+        weights: int4, also as bytes, ``(rows, products / 2)``, or int8.
+    """
+    if weights.dtype == jnp.uint8:
+        return of_bytes(weights, 4)
     if weights.dtype == jnp.int4:
         return of_bytes(pairs.as_bytes(weights), 4)
     return of_bytes(lax.bitcast_convert_type(weights, jnp.uint8), 8)

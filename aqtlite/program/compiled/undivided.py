@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend import core
 
-from aqtlite.jaxpr import equations
+from aqtlite.jaxpr import analysis, equations
 from aqtlite.lowering import target
 
 UNDIVIDED = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
@@ -65,10 +65,21 @@ def _read_equations(closed: core.ClosedJaxpr) -> Iterator[Any]:
     read = {*map(id, closed.jaxpr.outvars)}
     for eqn in reversed(closed.jaxpr.eqns):
         if eqn.effects or not read.isdisjoint(map(id, eqn.outvars)):
-            read.update(map(id, eqn.invars))
+            read.update(map(id, _read_by(eqn)))
             yield eqn
             for body in equations.bodies(eqn):
                 yield from _read_equations(body)
+
+
+def _read_by(eqn: Any) -> list[Any]:
+    """Returns the inputs that an equation reads; of a call, those that its body does.
+
+    That of a function with a gradient of its own has inputs for the gradient alone.
+    """
+    if equations.called_body(eqn) is None:
+        return list(eqn.invars)
+    read = frozenset().union(*analysis.equation_dependencies(eqn))
+    return [eqn.invars[i] for i in read]
 
 
 def options_for_equations(eqns: Iterable[Any]) -> dict[str, str]:

@@ -63,10 +63,12 @@ def pack(record: FrozenRecord, q: QTensor) -> QTensor:
     ):
         return q
     shape = q.qvalue.shape[leading:]
-    tiles = math.prod(q.scale.shape[-contracted:])
-    products = math.prod(shape[-contracted:])
+    counts = q.scale.shape[-contracted:]
+    tiles, products = math.prod(counts), math.prod(shape[-contracted:])
     bits = jnp.iinfo(q.qvalue.dtype).bits
-    if tiles > 1 and (contracted > 1 or products % tiles):
+    # Those of a block lie one behind another if it spans no other contracting axis.
+    are_whole = counts[:-1] == shape[-contracted:-1]
+    if tiles > 1 and (not are_whole or products % tiles):
         return q
     columns = math.prod(shape) // max(products, 1)
     if not panel_products.reads(columns, products // tiles, bits):

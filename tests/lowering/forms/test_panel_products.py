@@ -290,6 +290,59 @@ def test_served_equals_trained_with_and_without(without_kernel):
         jax.tree.map(np.testing.assert_array_equal, one, call(serving, x))
 
 
+@pytest.mark.code("quick")
+@pytest.mark.parametrize("packed", [None, "cpu"])
+def test_several_contracting_axes_have_equal_bits(packed, without_kernel):
+    """As of the projection behind attention, of heads by their width."""
+
+    def spans(cfg, size):
+        blocks = config.Blocks(size=size, span_others=True)
+        return config.update(cfg, {"fwd.rhs.blocks": blocks})
+
+    cfgs = {
+        "w4": config.weight_only(4),
+        "w4_32": in_blocks(config.weight_only(4), 32),
+        "w4_spans_16": spans(config.weight_only(4), 16),
+        "w4a8": config.w4a8(),
+        "w4a8_32": in_blocks(config.w4a8(), 32),
+        "w4a8_spans_8": spans(config.w4a8(), 8),
+        "w8_32": in_blocks(config.weight_only(8), 32),
+        "w8a8_spans_8": spans(config.qat(8), 8),
+        "both": config.update(
+            in_blocks(config.w4a8(), 32), {"fwd.lhs.blocks": config.Blocks(size=16)}
+        ),
+    }
+    weights = {n: common.normal((4, 64, 27), i) for i, n in enumerate(cfgs)}
+    x = common.normal((2, 3, 4, 64))
+
+    def layers(params, x):
+        out = {}
+        for name, w in params.items():
+            with jax.named_scope(name):
+                out[name] = jnp.tanh(jnp.einsum("abhk,hkn->abn", x, w))
+        return out
+
+    rules = [aqtlite.Rule(path=f"{name}/.*", cfg=cfg) for name, cfg in cfgs.items()]
+    function = aqtlite.quantize_function(layers, rules, params=0)
+    serve, serving = aqtlite.convert_function(function, weights, x, packed=packed)
+    call = jax.jit(lambda *args: serve(*args))
+    kernel = [
+        jax.jit(function)(weights, x),
+        call(serving, x),
+        aqtlite.compile_serving(serve, serving, x)(x),
+    ]
+    # Scales of lhs have other tiles than those of rhs.
+    calls = len(cfgs) - 1 if panel_products.runs_here() else 0
+    # Blocks that span heads are packed in the call.
+    of_panels = [x for x in jax.tree.leaves(serving) if x.dtype == jnp.uint8]
+    assert len(of_panels) == (len(cfgs) - 3 if packed else 0)
+    assert call.lower(serving, x).as_text().count(NAME) == calls
+    without_kernel()
+    call = jax.jit(lambda *args: serve(*args))
+    for one in kernel:
+        jax.tree.map(np.testing.assert_array_equal, one, call(serving, x))
+
+
 def test_what_is_not_finite_stays_so(without_kernel):
     w = common.normal((16, 64))
     x = common.normal((4, 64)).at[1, 3].set(jnp.nan).at[2, 5].set(jnp.inf).at[3].set(0)

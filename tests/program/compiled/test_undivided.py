@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import aqtlite
-from aqtlite import config
+from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.program.compiled import undivided
 from tests.flax.support import init
@@ -15,6 +15,7 @@ from tests.flax.support import init
 pytestmark = pytest.mark.code("quick")
 
 FEW, MANY = 2**15, 2**15 + 1
+NF4 = config.update(config.weight_only(4), {"fwd.rhs.numerics": numerics.NormalFloat()})
 
 
 def loop(x):
@@ -73,6 +74,7 @@ def test_a_convolution_of_floats_is_not_small():
         (256, 256, config.fully_quantized()),
         (8, 512, config.w4a8()),
         (8, 512, config.mxfp4()),
+        (8, 512, NF4),
     ],
 )
 def test_a_serving_program_of_small_layers_has_no_divided_loops(rows, width, cfg):
