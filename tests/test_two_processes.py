@@ -21,8 +21,11 @@ _PREAMBLE = """
     import sys
     import jax, numpy as np, pytest
     from jax.experimental import multihost_utils
-    from aqtlite import checkpoint
-    from aqtlite.flax import convert
+    import aqtlite
+    from flax import nnx
+    from aqtlite import checkpoint, config
+    from aqtlite.flax import calibrate, calibrate_in_float, convert, correct_biases
+    from aqtlite.flax import nnx as aqt_nnx
     from tests import two_processes as two
     from tests.two_processes import X
 
@@ -108,6 +111,35 @@ SCRIPTS = {
         served = apply(wanted, X)
         two.assert_equal(apply(serving, x), served)
     """,
+    "calibrate": """
+        static = two.Mlp(config.static_int8())
+        sharded = two.sharded(mesh, variables)
+        number = 1 + jax.process_index()
+        own = X * number
+        for gather in (calibrate, calibrate_in_float):
+            for batches in ([X, own], [X] * number):
+                with pytest.raises(ValueError, match="array_from_process_local_data"):
+                    gather(static, sharded, batches)
+            with pytest.raises(ValueError, match="or of its mask, differ"):
+                gather(static, sharded, [X], mask=[np.arange(8) < number])
+            two.assert_equal(
+                gather(static, sharded, [X])["aqt_stats"],
+                gather(static, variables, [X])["aqt_stats"],
+            )
+        alone = calibrate(static, variables, [own])["aqt_stats"]
+        assert jax.tree.leaves(alone)[0].is_fully_addressable
+
+        module = nnx.Linear(16, 4, rngs=nnx.Rngs(0))
+        module.kernel.set_value(two.put(mesh, np.asarray(module.kernel), "model", None))
+        with pytest.raises(ValueError, match="differ between processes"):
+            aqt_nnx.calibrate(aqt_nnx.quantize_model(module, static.cfg), [own])
+        with pytest.raises(ValueError, match="differ between processes"):
+            correct_biases(model, sharded, serving, [own])
+        with pytest.raises(ValueError, match="differ between processes"):
+            aqtlite.sensitivity(
+                two.Mlp(None), sharded, [own], candidates=[config.weight_only(4)]
+            )
+    """,
     "load_serving": """
         def assert_loaded(path):
             serving = checkpoint.load_serving(path, model, mesh=mesh)
@@ -162,6 +194,11 @@ def test_a_training_step(processes):
 def test_convert(processes):
     """Integers and scales lie where the kernels did, and serve what one device does."""
     assert_done("convert", processes)
+
+
+def test_calibrate(processes):
+    """Batches that each process has for itself are refused, unless they are equal."""
+    assert_done("calibrate", processes)
 
 
 def test_load_serving(processes):

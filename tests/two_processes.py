@@ -16,9 +16,11 @@ X = np.random.default_rng(0).standard_normal((8, 16)).astype("float32")
 class Mlp(nn.Module):
     """Two layers, the hidden axis of which is sharded."""
 
+    cfg: config.DotGeneral | None = config.fully_quantized()
+
     @nn.compact
     def __call__(self, x):
-        dot_general = AqtDotGeneral(config.fully_quantized())
+        dot_general = AqtDotGeneral(self.cfg)
         for features, names in ((32, (None, "model")), (16, ("model", None))):
             kernel_init = nn.with_partitioning(nn.initializers.lecun_normal(), names)
             x = nn.Dense(

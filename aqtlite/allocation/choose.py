@@ -110,7 +110,7 @@ def choose_bits(
     programs = programs_of(
         model, variables, candidates, loss, num_inputs, kwargs, operands="weight"
     )
-    held = measuring.held(batches)
+    held = measuring.held(programs, batches)
     return _Search(programs, held, unit).allocation(budget)
 
 

@@ -17,7 +17,6 @@ from aqtlite.allocation import switches
 from aqtlite.allocation.programs import Programs
 from aqtlite.allocation.switched import Pass
 from aqtlite.allocation.switches import Switch
-from aqtlite.calibration import batches as batches_lib
 
 CONTROL = 40.0
 """Signal-to-noise ratio, in dB, of noise on the inputs that shows what the model makes
@@ -84,14 +83,14 @@ _squares_of_difference = jax.jit(
 _squares = jax.jit(switches.squares_of)
 
 
-def held(batches: Iterable[Any]) -> list[Any]:
+def held(programs: Programs, batches: Iterable[Any]) -> list[Any]:
     """Returns batches as a list.
 
     Raises:
-        TypeError: if `batches` is no iterable of batches.
-        ValueError: if there is none.
+        TypeError: as `Programs.checked`.
+        ValueError: if there is none, and as `Programs.checked`.
     """
-    found = list(batches_lib.check(batches))
+    found = list(programs.checked(batches))
     if not found:
         raise ValueError(_NO_BATCH)
     return found
@@ -115,14 +114,14 @@ def measure(
         has_errors: whether to measure the error of each contraction, and the control.
 
     Raises:
-        TypeError: if `batches` is no iterable of batches.
-        ValueError: if there is no batch, or the float model has no finite loss or
-            outputs, or outputs that are all zero and no loss.
+        TypeError: as `Programs.checked`.
+        ValueError: as `Programs.checked`; if there is no batch, or the float model has
+            no finite loss or outputs, or outputs that are all zero and no loss.
     """
     found = Measured()
     choices: Sequence[Sequence[int]] = ()
     with _progress(batches, what) as advance:
-        for batch in batches_lib.check(batches):
+        for batch in programs.checked(batches):
             switched = programs.of(batch)
             if not found.batches:
                 found.switches = switched.switches

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -27,7 +27,7 @@ from aqtlite.program.naming import names_of_parameters
 from aqtlite.program.plan import Plan
 from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
 from aqtlite.program.planned_lookup import Planned
-from aqtlite.shapes import sharding
+from aqtlite.shapes import processes, sharding
 
 
 class Programs:
@@ -72,6 +72,15 @@ class Programs:
     def names(self) -> list[str]:
         """Names of the candidates."""
         return [OWN] if self._candidates is None else list(self._candidates)
+
+    def checked(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yields batches, which may have to be equal in all processes.
+
+        Raises:
+            TypeError: if `batches` is no iterable of batches.
+            ValueError: if they are not `processes.alike`.
+        """
+        return processes.alike(batches_lib.check(batches), self._subject.variables)
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
         """Returns the items of a batch that are inputs of the model."""

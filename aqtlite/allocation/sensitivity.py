@@ -192,7 +192,7 @@ def sensitivity(
     """
     programs = programs_of(model, variables, candidates, loss, num_inputs, kwargs)
     if programs.may_gather:
-        batches = measuring.held(batches)
+        batches = measuring.held(programs, batches)
         programs.calibrate(batches)
     found = measuring.measure(
         programs,

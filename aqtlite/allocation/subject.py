@@ -56,6 +56,9 @@ class Subject:
     rules: tuple[Rule, ...]
     """The rules that quantize it; empty for a float model."""
 
+    variables: Any
+    """A pytree of its arrays."""
+
 
 def subject_of(model: Any, variables: Any, kwargs: Mapping[str, Any]) -> Subject:
     """Returns a model with its variables.
@@ -102,6 +105,7 @@ def subject_of(model: Any, variables: Any, kwargs: Mapping[str, Any]) -> Subject
     return Subject(
         lambda inputs: Call(function, (variables, *inputs), lambda out: out),
         function.rules,
+        variables,
     )
 
 
@@ -125,7 +129,9 @@ def _of_linen(model: Any, variables: Any, kwargs: Mapping[str, Any]) -> Subject:
         invariant=is_by_rules and model.invariant,
     )
     return Subject(
-        lambda inputs: Call(function, (variables, *inputs), lambda out: out), rules
+        lambda inputs: Call(function, (variables, *inputs), lambda out: out),
+        rules,
+        variables,
     )
 
 
@@ -147,7 +153,7 @@ def _of_nnx(model: nnx.Module, variables: Any, kwargs: dict[str, Any]) -> Subjec
         _, others, *_ = one.arguments
         return Call(function, one.arguments, lambda out: one.result(out[0]), others)
 
-    return Subject(call, quantized.aqt.rules)
+    return Subject(call, quantized.aqt.rules, nnx.state(quantized))
 
 
 _CONVERTED = (

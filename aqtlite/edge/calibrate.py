@@ -17,6 +17,7 @@ from aqtlite.edge import program as program_lib
 from aqtlite.edge.observer import Observer
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
+from aqtlite.shapes import processes
 
 WIDEST = MaxOverBatches(of=MinMax())
 """The default calibration, which clips no observed value."""
@@ -75,7 +76,7 @@ def calibrate(
     states: Any = None
     count = 0
     for batch in rich.progress.track(
-        batches_lib.check(batches),
+        processes.alike(batches_lib.check(batches), variables),
         "calibrating",
         console=console,
         disable=not console.is_terminal,

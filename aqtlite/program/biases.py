@@ -23,6 +23,7 @@ from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.placeholder import is_placeholder
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes import processes
 
 
 def correct_biases(
@@ -85,7 +86,9 @@ def correct_biases(
         weights = frozen_of(program, frozen_by_module(serving[COLLECTION]))
         return errors_of(program.traced.jaxpr, program.parameters, values, weights)
 
-    found = mean_errors(lambda args: errors(params, serving, args), batches)
+    found = mean_errors(
+        lambda args: errors(params, serving, args), batches, (params, serving)
+    )
     return {**serving, "params": with_errors(serving["params"], found)}
 
 
@@ -224,7 +227,7 @@ def _check_is_plain(operand: FrozenOperand) -> None:
 
 
 def mean_errors(
-    errors: Callable[[tuple[Any, ...]], Errors], batches: Iterable[Any]
+    errors: Callable[[tuple[Any, ...]], Errors], batches: Iterable[Any], variables: Any
 ) -> dict[int, jax.Array]:
     """Returns the means of errors over the elements of batches, by number.
 
@@ -233,13 +236,15 @@ def mean_errors(
     Args:
         errors: function from the arguments of a batch to its errors.
         batches: the batches.
+        variables: the variables with which errors are computed.
 
     Raises:
-        ValueError: if there is no batch of finite values, and with any.
+        ValueError: if there is no batch of finite values, and with any; if batches
+            are not `processes.alike`.
     """
     total: Errors | None = None
     entered: list[jax.Array] = []
-    for batch in batches_lib.check(batches):
+    for batch in processes.alike(batches_lib.check(batches), variables):
         args = batches_lib.args_of(batch)
         with batches_lib.called_with(batch):
             found = errors(args)

@@ -79,7 +79,7 @@ def correct_biases(
     def of_batch(args: tuple[Any, ...]) -> biases.Errors:
         return errors(*nnx.split((quantized, args), graph=True), collection)
 
-    total = biases.mean_errors(of_batch, batches)
+    total = biases.mean_errors(of_batch, batches, nnx.state((quantized, converted)))
     corrected = nnx.clone(converted)
     call = PureCall(corrected, method, (), {})
     call.replace_params(biases.with_errors(call.params, total))

@@ -18,6 +18,7 @@ from aqtlite.program.calibration_state import check_not_serving
 from aqtlite.program.masking import gathering as masking
 from aqtlite.quantization.states import shared_moments
 from aqtlite.quantization.states.state_collections import PARAMETERS, STATISTICS
+from aqtlite.shapes import processes
 
 
 def calibrate(
@@ -46,6 +47,8 @@ def calibrate(
         model: a quantized model with a calibration that gathers statistics, such as
             `calibration.MeanOverBatches`.
         batches: the inputs, each a tuple of positional arguments or a single argument.
+            Where variables span processes, batches that are no arrays of all of these
+            have to be equal in each.
         mask: which tokens count, of batches that are padded: a function from a batch to
             a bool array with the leading axes of the arrays in it, such as
             ``lambda batch: batch[1]`` of shape (batch, length), True for tokens that
@@ -57,8 +60,9 @@ def calibrate(
     Raises:
         TypeError: if `model` is not quantized, or if `batches` is an array or a
             mapping, or cannot be iterated over, or if a mask is not of bool.
-        ValueError: if there is no batch, or nothing gathers statistics; if a mask has
-            the leading axes of no array in its batch, its tokens cannot be followed to
+        ValueError: if there is no batch, or nothing gathers statistics; if processes
+            give different batches with variables that span them; if a mask has the
+            leading axes of no array in its batch, its tokens cannot be followed to
             an array of which statistics are gathered, or none of them counts in one; if
             learned scales would start from a padded batch.
     """
@@ -91,7 +95,7 @@ def calibrate_in_float(
 
     Args:
         model: as in `calibrate`.
-        batches: the inputs, each a tuple of positional arguments or a single argument.
+        batches: as in `calibrate`.
         mask: as in `calibrate`.
         method: name of the method to call.
         **kwargs: keyword arguments of the method, constants of the compiled program.
@@ -99,8 +103,9 @@ def calibrate_in_float(
     Raises:
         TypeError: if `model` is not quantized, or if `batches` is an array or a
             mapping, or cannot be iterated over, or if a mask is not of bool.
-        ValueError: if there is no batch, or nothing gathers statistics; if a mask has
-            the leading axes of no array in its batch, its tokens cannot be followed to
+        ValueError: if there is no batch, or nothing gathers statistics; if processes
+            give different batches with variables that span them; if a mask has the
+            leading axes of no array in its batch, its tokens cannot be followed to
             an array of which statistics are gathered, or none of them counts in one; if
             learned scales would start from a padded batch.
     """
@@ -141,7 +146,8 @@ def _calibrate(
     gathering = masking.Gathering(update)
     gathered: Any = None
     count = 0
-    for batch, counts in masks_lib.with_batches(batches_lib.check(batches), mask):
+    pairs = masks_lib.with_batches(batches_lib.check(batches), mask)
+    for batch, counts in processes.alike(pairs, nnx.state(quantized)):
         args = batches_lib.args_of(batch)
         if gathered is None:
             before = state_of(quantized)

@@ -89,7 +89,7 @@ def correct_biases(
         with given_variables.checked(variables):
             return errors(variables, changed.get(COLLECTION, {}), args)
 
-    total = biases.mean_errors(of_batch, batches)
+    total = biases.mean_errors(of_batch, batches, (variables, changed))
     params = variables[PARAMETERS]
     for parameter in parameters_of(params, nn.meta.is_axis_metadata):
         if parameter.number in total:

@@ -21,6 +21,7 @@ from aqtlite.program.serving.statistics_uses import Uses
 from aqtlite.quantization.states import shared_moments, statistics
 from aqtlite.quantization.states.state_collections import STATISTICS
 from aqtlite.quantization.states.stored_statistics import restored_statistics
+from aqtlite.shapes import processes
 
 
 def calibrate(
@@ -43,6 +44,8 @@ def calibrate(
             `calibration.MeanOverBatches`; or a `QuantizedModel`.
         variables: its variables. Existing statistics are continued.
         batches: the inputs, each a tuple of positional arguments or a single argument.
+            Where variables span processes, batches that are no arrays of all of these
+            have to be equal in each.
         mask: which tokens count, of batches that are padded: a function from a batch to
             a bool array with the leading axes of the arrays in it, such as
             ``lambda batch: batch[1]`` of shape (batch, length), True for tokens that
@@ -58,8 +61,9 @@ def calibrate(
         TypeError: if `model` is not one of Linen, if `batches` is an array or a
             mapping, or cannot be iterated over, or if a batch is a mapping that the
             model does not take, or if a mask is not of bool.
-        ValueError: if there is no batch, or nothing gathers statistics; if a mask has
-            the leading axes of no array in its batch, its tokens cannot be followed to
+        ValueError: if there is no batch, or nothing gathers statistics; if processes
+            give different batches with variables that span them; if a mask has the
+            leading axes of no array in its batch, its tokens cannot be followed to
             an array of which statistics are gathered, or none of them counts in one.
 
     >>> import flax.linen as nn
@@ -109,7 +113,7 @@ def calibrate_in_float(
     Args:
         model: as in `calibrate`.
         variables: its variables. Existing statistics are continued.
-        batches: the inputs, each a tuple of positional arguments or a single argument.
+        batches: as in `calibrate`.
         mask: as in `calibrate`.
         **kwargs: other arguments of `apply`, constants of the compiled program.
 
@@ -120,8 +124,9 @@ def calibrate_in_float(
         TypeError: if `model` is not one of Linen, if `batches` is an array or a
             mapping, or cannot be iterated over, or if a batch is a mapping that the
             model does not take, or if a mask is not of bool.
-        ValueError: if there is no batch, or nothing gathers statistics; if a mask has
-            the leading axes of no array in its batch, its tokens cannot be followed to
+        ValueError: if there is no batch, or nothing gathers statistics; if processes
+            give different batches with variables that span them; if a mask has the
+            leading axes of no array in its batch, its tokens cannot be followed to
             an array of which statistics are gathered, or none of them counts in one.
 
     >>> import flax.linen as nn
@@ -166,7 +171,9 @@ def _calibrated(
     console = rich.console.Console(stderr=True)
     count = 0
     for batch, counts in rich.progress.track(
-        masks_lib.with_batches(batches_lib.check(batches), mask),
+        processes.alike(
+            masks_lib.with_batches(batches_lib.check(batches), mask), variables
+        ),
         "calibrating",
         console=console,
         disable=not console.is_terminal,
@@ -193,8 +200,9 @@ def merge_statistics(
 ) -> dict[str, Any]:
     """Merges activation statistics that other hosts or devices gathered.
 
-    Every host calibrates with its own batches; then all statistics are gathered in one
-    place (`jax.experimental.multihost_utils.process_allgather`, or a file) and merged.
+    Every host calibrates with its own batches, and with variables that are whole in its
+    own process; then all statistics are gathered in one place
+    (`jax.experimental.multihost_utils.process_allgather`, or a file) and merged.
     The model is traced, not run, to find the contraction of each array.
 
     Args:
