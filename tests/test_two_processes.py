@@ -16,7 +16,7 @@ from tests.checkpoint.support import save
 
 pytestmark = pytest.mark.slow
 
-_TIMEOUT = 240  # seconds; it takes fifteen
+_TIMEOUT = 240  # seconds; it takes twenty-five
 _PREAMBLE = """
     import sys
     import jax, numpy as np, pytest
@@ -24,7 +24,7 @@ _PREAMBLE = """
     import aqtlite
     from flax import nnx
     from aqtlite import checkpoint, config
-    from aqtlite.flax import calibrate, calibrate_in_float, convert, correct_biases
+    from aqtlite.flax import *
     from aqtlite.flax import nnx as aqt_nnx
     from tests import two_processes as two
     from tests.two_processes import X
@@ -140,6 +140,18 @@ SCRIPTS = {
                 two.Mlp(None), sharded, [own], candidates=[config.weight_only(4)]
             )
     """,
+    "measured_times": """
+        by_rules = quantize_model(two.Mlp(None), model.cfg)
+        measured = aqtlite.measure_training(by_rules.plan(sharded, x), seconds=0.01)
+        two.assert_alike(measured.to_json())
+        chosen = aqtlite.choose_bits(
+            two.Mlp(None), sharded, [x], candidates=[model.cfg], budget=1.0,
+            unit="seconds",
+        )
+        two.assert_alike(str(chosen))
+        if jax.process_index() == 0:  # It waits for no other one.
+            aqtlite.measure_training(by_rules.plan(variables, X), seconds=0.01)
+    """,
     "load_serving": """
         def assert_loaded(path):
             serving = checkpoint.load_serving(path, model, mesh=mesh)
@@ -199,6 +211,11 @@ def test_convert(processes):
 def test_calibrate(processes):
     """Batches that each process has for itself are refused, unless they are equal."""
     assert_done("calibrate", processes)
+
+
+def test_measured_times(processes):
+    """All decide by the times of the first process."""
+    assert_done("measured_times", processes)
 
 
 def test_load_serving(processes):

@@ -1,5 +1,7 @@
 """What the two processes of tests/test_two_processes.py have in common."""
 
+import hashlib
+
 import jax
 import numpy as np
 from flax import linen as nn
@@ -68,6 +70,13 @@ def sharded(mesh, tree):
         tree,
         is_leaf=nn.meta.is_axis_metadata,
     )
+
+
+def assert_alike(text):
+    """Text that both processes have."""
+    own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    first, second = multihost_utils.process_allgather(own)
+    np.testing.assert_array_equal(first, second)
 
 
 def assert_equal(got, wanted):

@@ -88,8 +88,9 @@ def choose_bits(
             of 4 bits, two to a byte. A float below 1 is a part of the bytes in float.
             With ``unit="seconds"``, bound of the time of a call with a batch.
         unit: "bytes" or "seconds". With the latter, all contractions that read a weight
-            are timed on this device with each candidate, as by `measure_serving`, and
-            the budget is of the sum of their times. They are medians, noisy, and
+            are timed on this device with each candidate, as by `measure_serving`, with
+            arrays of several processes by the first of these, and the budget is of the
+            sum of their times. They are medians, noisy, and
             without the operations between contractions.
         loss: function ``loss(outputs, *batch)``, as in `sensitivity`.
         num_inputs: number of items of a batch that are arguments of the model.

@@ -179,7 +179,9 @@ class Programs:
         if self._candidates is not None:
             rules = dict(self._candidates)
         plans = {
-            name: planning.make(traced.jaxpr, one, names, function.naming)
+            name: planning.make(traced.jaxpr, one, names, function.naming).called_with(
+                call.args
+            )
             for name, one in rules.items()
         }
         self._check(plans)

@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import rich.console
 import rich.text
@@ -45,6 +46,8 @@ from aqtlite.program.rules import unseen as unseen_lib
 from aqtlite.program.rules.rules import Rule
 from aqtlite.program.rules.unseen import Unseen
 from aqtlite.program.undecided import undecided
+from aqtlite.shapes import processes
+from aqtlite.shapes.processes import Devices
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -65,6 +68,9 @@ class Plan:
     forms: Forms | None = dataclasses.field(default=None, compare=False)
     """What is evaluated in forms whose bits depend on values alone; None for nothing.
     """
+
+    devices: Devices = dataclasses.field(default=(), compare=False)
+    """One of each process that the arguments span, in which the plan is to be alike."""
 
     def quantized(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that are quantized."""
@@ -157,6 +163,14 @@ class Plan:
         """
         others = {one.site.location for one in self.every_replaced()}
         return dataclasses.replace(self, forms=finding.find(closed, others))
+
+    def called_with(self, args: Any) -> "Plan":
+        """Returns the plan of a program, with the processes of its arguments.
+
+        Args:
+            args: pytree of arrays, or their shapes.
+        """
+        return dataclasses.replace(self, devices=processes.spanned_by(args))
 
     def summary(self) -> str:
         """Returns the number of contractions, quantized and in float, as text."""

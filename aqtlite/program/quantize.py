@@ -93,7 +93,8 @@ class QuantizedFunction:
             platform: as in `aqtlite.plan`.
             **kwargs: as `args`.
         """
-        return contracted_in.on_platform(self.program({}, args, kwargs).plan, platform)
+        planned = self.program({}, args, kwargs).plan.called_with((args, kwargs))
+        return contracted_in.on_platform(planned, platform)
 
     def init_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns the state before the first call.

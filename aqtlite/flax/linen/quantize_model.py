@@ -154,6 +154,7 @@ class QuantizedModel(ModelByRules):
             **kwargs: as `args`.
         """
         planned = self.traced(variables, args, kwargs).program.plan
+        planned = planned.called_with((variables, args, kwargs))
         return contracted_in.on_platform(planned, platform)
 
     def _started(

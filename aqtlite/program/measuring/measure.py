@@ -1,6 +1,7 @@
 """Measures whether quantizing the contractions of a plan pays on this device."""
 
 import collections
+import dataclasses
 import functools
 import math
 import os
@@ -25,6 +26,8 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.quantize import QuantizedFunction, quantize_function
 from aqtlite.program.rules.rules import Rule
+from aqtlite.shapes import processes
+from aqtlite.shapes.processes import Devices
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 500
 
@@ -47,9 +50,11 @@ def measure_serving(
     quantized with its weight quantized in the call, and with a frozen weight. Their
     calls alternate. Times are medians, without the time in which a program that
     computes nothing is called. What they resolve is the range between the quartiles of
-    such calls, and at least a tenth of one; shorter times count as that. A terminal
-    shows a progress bar. Of a plan of small contractions, loops are not divided among
-    threads, as by `compile_serving` (docs/benchmarks.md says how to train so).
+    such calls, and at least a tenth of one; shorter times count as that. Where the plan
+    is of arrays that span processes, all of these have to call this, and get the times
+    of the first. A terminal shows a progress bar. Of a plan of small contractions,
+    loops are not divided among threads, as by `compile_serving` (docs/benchmarks.md
+    says how to train so).
 
     >>> from aqtlite import Rule, config, plan
     >>> planned = plan(
@@ -166,6 +171,7 @@ def _measure(
                 times = _times(calls_of(_Alone(several[0])), options, seconds)
             if kept is not None:
                 kept.keep(what, times)
+        times = _of_first(times, plan.devices)
         measured.append(
             MeasuredContraction(
                 tuple(several),
@@ -177,6 +183,13 @@ def _measure(
         )
     device = jax.devices()[0].device_kind
     return Measurement(purpose, device, tuple(measured), plan)
+
+
+def _of_first(times: Times, devices: Devices) -> Times:
+    """Returns the times of the first process, by which all decide alike."""
+    own = {k: v for k, v in dataclasses.asdict(times).items() if v is not None}
+    firsts = processes.of_first(list(own.values()), devices)
+    return Times(**dict(zip(own, firsts, strict=True)))
 
 
 def _track(
