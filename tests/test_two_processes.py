@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 _TIMEOUT = 240  # seconds; it takes twenty-five
 _PREAMBLE = """
-    import sys
+    import os, sys
     import jax, numpy as np, pytest
     from jax.experimental import multihost_utils
     import aqtlite
@@ -172,6 +172,31 @@ SCRIPTS = {
                     checkpoint.convert_checkpoint(source, path + "1", model, X)
             multihost_utils.sync_global_devices(path)
             assert_loaded(path)
+        if jax.process_index() == 1:
+            with pytest.raises(checkpoint.CheckpointError, match="exists.*process 1"):
+                checkpoint.convert_checkpoint(source, path, model, X)
+    """,
+    "files_of_one_process": """
+        lora, path = config.Lora(rank=2, alpha=4), source + "_of_one"
+        made = {
+            "a batch": lambda: checkpoint.convert_checkpoint(
+                source, path, static, X, calibrate=[x]
+            ),
+            r"adapters\\['a'\\]": lambda: checkpoint.save_peft(path, {"a": x}, lora),
+            "of_folder": lambda: checkpoint.save_quantized(
+                path, {"of_folder": x}, format="gptq"
+            ),
+            "of_file": lambda: checkpoint.save_quantized(
+                path, {"of_file": x}, format="gguf"
+            ),
+        }
+        if jax.process_index() == 0:
+            for name, make in made.items():
+                with pytest.raises(
+                    checkpoint.CheckpointError, match=f"{name} has parts in other"
+                ):
+                    make()
+            assert not os.path.exists(path)
     """,
 }
 
@@ -226,6 +251,11 @@ def test_load_serving(processes):
 def test_convert_checkpoint(processes):
     """One process converts while the other waits, from and to Orbax, too."""
     assert_done("convert_checkpoint", processes)
+
+
+def test_files_of_one_process(processes):
+    """Arrays of which it has parts alone are refused before anything runs."""
+    assert_done("files_of_one_process", processes)
 
 
 def test_the_processes_end_well(processes):

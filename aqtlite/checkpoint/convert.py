@@ -73,8 +73,9 @@ def convert_checkpoint(
             blocks, and the model does no more than move it; else it is decoded and
             rounded again, and the report says so.
         calibrate: batches, as `aqtlite.flax.calibrate_in_float` takes them, to gather
-            statistics of activations from, for configs with static ranges. The float
-            model has to fit in memory. None takes the statistics in the source.
+            statistics of activations from, for configs with static ranges: arrays of
+            this process, in which the float model has to fit. None takes the statistics
+            in the source.
         keep_float: patterns (``*`` matches anything) of the paths of weights to leave
             in float, or of the parameters that they are computed from.
         packed: as in `aqtlite.flax.convert`: "cpu" stores integers as the kernel for

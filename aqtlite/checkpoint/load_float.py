@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from aqtlite.calibration import batches as batches_lib
 from aqtlite.checkpoint.arrays import ArrayInfo, checksum, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, Subtree, open_reader
 from aqtlite.checkpoint.linen import LinenVariables
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.nnx import NnxVariables
+from aqtlite.checkpoint.one_process import own
 from aqtlite.checkpoint.read_quantized import is_quantized
 from aqtlite.checkpoint.variables import Variables
 from aqtlite.flax.linen.quantize_model import Model
@@ -180,9 +182,11 @@ def calibrated(source: Reader, variables: Variables, batches: Iterable[Any]) -> 
         batches: as `aqtlite.flax.calibrate_in_float` takes them.
 
     Raises:
-        CheckpointError: if the source is not of this model.
+        CheckpointError: if the source is not of this model, or a batch has parts in
+            other processes, which do not run the model.
         ValueError: as `aqtlite.flax.calibrate_in_float` does.
     """
     template, origin = variables.match(source)
     values = read_variables(source, variables, template, origin)
-    return Calibrated(source, origin, variables.gather(values, batches))
+    here = (own(batch, "a batch") for batch in batches_lib.check(batches))
+    return Calibrated(source, origin, variables.gather(values, here))

@@ -26,6 +26,7 @@ from aqtlite.checkpoint.formats import local_path
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
 from aqtlite.checkpoint.name_map import Move
 from aqtlite.checkpoint.names import name_of
+from aqtlite.checkpoint.one_process import own
 from aqtlite.checkpoint.peft_place import MAGNITUDE, NAMES, place_of
 from aqtlite.checkpoint.quantized_formats.safetensors import SafetensorsTensors
 from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
@@ -203,8 +204,9 @@ def save_peft(
 
     Raises:
         CheckpointError: if the path exists, if an adapter has no place in the file, or
-            for ``init="pissa"`` without `initial`.
+            parts in other processes, or for ``init="pissa"`` without `initial`.
     """
+    own(adapters, "adapters"), own(initial, "initial")
     is_dora = isinstance(lora, config.Dora)
     if lora.init == "pissa" and initial is None:
         raise CheckpointError(

@@ -11,7 +11,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from aqtlite.checkpoint import manifest_json, staging
+from aqtlite.checkpoint import manifest_json, one_process, staging
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import open_reader, writer_for
 
@@ -46,6 +46,7 @@ def check_existing(target: pathlib.Path, overwrite: bool) -> None:
     if not overwrite:
         raise CheckpointError(
             f"{target} exists; --overwrite (overwrite=True) replaces it"
+            + one_process.advice()
         )
     if not _is_converted(target):
         raise CheckpointError(

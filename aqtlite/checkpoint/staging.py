@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from aqtlite.checkpoint import one_process
 from aqtlite.checkpoint.arrays import ArrayInfo, as_bytes, checksum
 from aqtlite.checkpoint.errors import CheckpointError
 
@@ -165,6 +166,7 @@ def _locked(folder: pathlib.Path) -> IO[bytes]:
         lock.close()  # The file was removed before it was locked: it locks nothing.
     raise CheckpointError(
         f"another conversion is writing to {folder}; wait for it, or stop it"
+        + one_process.advice()
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from aqtlite.checkpoint import staging
+from aqtlite.checkpoint import one_process, staging
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import local_path
@@ -62,7 +62,8 @@ def save_quantized(
             key-value pairs of GGUF, of which llama.cpp needs ``general.architecture``.
 
     Raises:
-        CheckpointError: if the path exists, or a weight does not fit the format.
+        CheckpointError: if the path exists, or a weight does not fit the format, or has
+            parts in other processes.
     """
     path = local_path(path)
     if format not in get_args(Format):
@@ -140,7 +141,7 @@ def _write_gguf(
     path: pathlib.Path, weights: _Weights, format_: str, metadata: Mapping[str, Any]
 ) -> None:
     del format_
-    write_gguf.write(path, list(weights), weights.__getitem__, metadata)
+    write_gguf.write(path, list(weights), functools.partial(_own, weights), metadata)
 
 
 def _write_folder(
@@ -158,7 +159,7 @@ def _write_folder(
                 f"{name}: {format_} separates the levels of names by dots, and has no "
                 "'/' or '%'; rename it"
             )
-        weight = weights[name]
+        weight = _own(weights, name)
         module = name.removesuffix(".weight")
         if isinstance(weight, QTensor):
             if module == name:
@@ -183,6 +184,10 @@ def _write_folder(
     SafetensorsWriter().write(path / "model.safetensors", arrays, str)
     config = {**metadata, "quantization_config": quantization}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _own(weights: _Weights, name: str) -> Any:
+    return one_process.own(weights[name], name)
 
 
 def _lazy(
