@@ -7,6 +7,7 @@ import numpy as np
 from rich import filesize
 
 from aqtlite.output.tables import Tables
+from aqtlite.program.modules import flax_models
 from aqtlite.program.serving.placeholder import without_markers
 from aqtlite.qtensor import codes
 from aqtlite.qtensor.qtensor import QTensor
@@ -41,9 +42,8 @@ def tabulate(variables: Any) -> str:
     nodes = jax.tree.leaves_with_path(
         jax.tree.map(_as_array, without_markers(variables)), is_leaf=_is_quantized
     )
-    rows = [
-        (_name(path), _content(node), codes.stored_bytes(node)) for path, node in nodes
-    ]
+    unboxed = [(_name(path), flax_models.unboxed(node)) for path, node in nodes]
+    rows = [(name, _content(node), codes.stored_bytes(node)) for name, node in unboxed]
     total = sum(size for _, _, size in rows)
     cells = [(path, array, filesize.decimal(size)) for path, array, size in rows]
     count = f"{len(rows)} array{'s' * (len(rows) != 1)}"

@@ -1,12 +1,16 @@
 """Tables of variables."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import linen as nn
 from flax import nnx
 
 import aqtlite
 from aqtlite import calibration, config, numerics
+from aqtlite import flax as aqt_flax
 from aqtlite.flax import nnx as aqt_nnx
 
 pytestmark = pytest.mark.code("quick")
@@ -24,6 +28,17 @@ def test_states_of_nnx_and_zero_points():
     frozen = next(row for row in rows if row.startswith("aqt/"))
     assert "uint8[3,4], scale float32[3,1], zero point " in frozen
     assert rows[-2].startswith("bias/value ") and rows[-2].endswith("12 bytes")
+
+
+def test_partitioned_weights():
+    kernel_init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+    model = aqt_flax.quantize_model(
+        nn.Dense(8, use_bias=False, kernel_init=kernel_init), config.weight_only(4)
+    )
+    x = jnp.ones((2, 64))
+    serving = aqt_flax.convert(model, model.init(jax.random.key(0), x), x)
+    _, row, _ = aqtlite.tabulate(serving).splitlines()
+    assert re.split("  +", row)[1:] == ["int4[8,64], scale float32[8,1]", "288 bytes"]
 
 
 def test_shapes_numbers_and_keys_have_sizes_too():

@@ -19,6 +19,12 @@ def is_nnx(fn: Any) -> bool:
     return nnx is not None and isinstance(fn, nnx.Module)
 
 
+def unboxed(tree: Any) -> Any:
+    """Returns variables without what Linen keeps of their axes, as for partitioning."""
+    linen = sys.modules.get("flax.linen")
+    return tree if linen is None else linen.meta.unbox(tree)
+
+
 def check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
     """Checks that a model of Flax is one that `plan` takes, with its variables.
 
