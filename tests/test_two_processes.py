@@ -152,6 +152,22 @@ SCRIPTS = {
         if jax.process_index() == 0:  # It waits for no other one.
             aqtlite.measure_training(by_rules.plan(variables, X), seconds=0.01)
     """,
+    "merge_adapters": """
+        rule = aqtlite.Rule(path=".*first.*", cfg=None, adapter=config.Lora(2, 4))
+        stacked, base = quantize_model(two.Stack(), [rule]), two.variables(two.Stack())
+        adapters = stacked.init_adapters(base, X)
+        adapters = jax.tree.map(lambda a: np.asarray(a) + 0.5, adapters)
+        merged = [
+            merge_adapters(stacked, with_adapters(one, adapters), inputs)
+            for one, inputs in ((two.sharded(mesh, base), x), (base, X))
+        ]
+        two.assert_equal(*merged)
+    """,
+    "assertions": """
+        aqtlite.testing.assert_served_equals_trained(model, sharded, x)
+        aqtlite.testing.assert_same_integers(model.apply, model.apply, sharded, x)
+        assert aqtlite.testing.digest(sharded) == aqtlite.testing.digest(variables)
+    """,
     "load_serving": """
         def assert_loaded(path):
             serving = checkpoint.load_serving(path, model, mesh=mesh)
@@ -241,6 +257,16 @@ def test_calibrate(processes):
 def test_measured_times(processes):
     """All decide by the times of the first process."""
     assert_done("measured_times", processes)
+
+
+def test_merge_adapters(processes):
+    """What changes with a merged weight is found of arrays of both processes."""
+    assert_done("merge_adapters", processes)
+
+
+def test_assertions(processes):
+    """Those of aqtlite.testing gather arrays of both processes."""
+    assert_done("assertions", processes)
 
 
 def test_load_serving(processes):

@@ -3,6 +3,7 @@
 import hashlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.experimental import multihost_utils
@@ -35,6 +36,18 @@ class Mlp(nn.Module):
         return x
 
 
+class Stack(nn.Module):
+    """Two layers of one parameter, the first of which a rule names."""
+
+    @nn.compact
+    def __call__(self, x):
+        init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+        weights = self.param("weights", init, (2, 16, 16))
+        with jax.named_scope("first"):
+            x = jnp.tanh(x @ weights[0])
+        return x @ weights[1]
+
+
 def start(port: str, rank: str) -> jax.sharding.Mesh:
     """Joins the other process; returns a mesh whose two axes both span them.
 
@@ -52,9 +65,10 @@ def start(port: str, rank: str) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array([[a, c], [d, b]]), ("data", "model"))
 
 
-def variables():
+def variables(model=None):
     """The same in both processes, on a device of each."""
-    return jax.tree.map(np.asarray, jax.jit(Mlp().init)(jax.random.key(0), X))
+    model = Mlp() if model is None else model
+    return jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0), X))
 
 
 def put(mesh, x, *spec):

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import jax
 from jax.extend import core
 
 from aqtlite.jaxpr import analysis, equations
@@ -64,9 +64,13 @@ class _Fact:
         """Changed inputs that change it, as far as is known."""
         if self.pair is None or not self.inputs:
             return self.inputs
-        before, after = map(np.asarray, self.pair())
-        are_nan = (before != before) & (after != after)
-        return self.inputs if ((before != after) & ~are_nan).any() else frozenset()
+        return self.inputs if _differ(*self.pair()) else frozenset()
+
+
+@jax.jit  # Processes that an array spans can read no more than what comes of it.
+def _differ(before: Any, after: Any) -> jax.Array:
+    are_nan = (before != before) & (after != after)
+    return ((before != after) & ~are_nan).any()
 
 
 _UNKNOWN = _Fact(frozenset())

@@ -76,12 +76,12 @@ def assert_decoded_equals_trained(
 
     def compare(found: Any, what: str, call: _Call, overlaps: _Decoded) -> None:
         count, start, stop = overlaps.count, overlaps.start, overlaps.stop
-        first = np.asarray(wanted[:count, start:stop])
-        differs = differences.differing(first, np.asarray(found))
+        first, other = (
+            differences.data(one) for one in (wanted[:count, start:stop], found)
+        )
+        differs = differences.differing(first, other)
         if differs.any():
-            text = differences.describe(
-                first, np.asarray(found), differs, "trained", "there"
-            )
+            text = differences.describe(first, other, differs, "trained", "there")
             whole = _traced(train, (params, tokens))
             where = two_programs.describe(whole, _traced(*call), overlaps)
             raise AssertionError(

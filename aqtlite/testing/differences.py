@@ -5,12 +5,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+
+from aqtlite.shapes import processes
 
 
 def data(x: Any) -> np.ndarray:
-    """Returns an array in NumPy; of random keys, their data."""
+    """Returns an array in NumPy; of random keys, their data.
+
+    One that spans processes is gathered in all of them, each of which has to call this.
+    """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
+    if processes.spans(x):
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
     return np.asarray(x)
 
 

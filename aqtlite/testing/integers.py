@@ -10,6 +10,7 @@ from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import equations, module_scopes, scopes
 from aqtlite.program.modules import flax_models
 from aqtlite.program.plan_table import NO_SCOPE
+from aqtlite.testing import differences
 from aqtlite.testing.traced_values import TracedValues
 
 
@@ -96,7 +97,7 @@ def _sums(
         names = module_scopes.resolved(path).path.split("/")
         if differentiation.SCOPE in names:
             names = names[: names.index(differentiation.SCOPE)]
-        yield "/".join(names), np.asarray(arrays[one.outputs[0]])
+        yield "/".join(names), differences.data(arrays[one.outputs[0]])
 
 
 def _is_sums(eqn: Any) -> bool:
