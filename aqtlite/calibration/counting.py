@@ -31,6 +31,12 @@ REMEDY = (
 )
 """What to do about statistics of no batch."""
 
+REMEDY_OF_GRADIENTS = (
+    "its first update is the gradient of a step; one with NaN or infinity enters none, "
+    "and leaves the step NaN under jax.jit: begin with a batch of finite gradients"
+)
+"""What to do about statistics of no gradient."""
+
 
 def no_batches() -> jax.Array:
     """The count before the first batch."""

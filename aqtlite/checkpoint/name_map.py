@@ -198,8 +198,8 @@ def move_weights(
     for name in known:
         if name not in used:
             raise CheckpointError(
-                f"no line of the map moves {name}; add one, without targets if it is "
-                "not used"
+                f"no line of the map moves {name}; add one, with targets=() if it "
+                "is not used"
             )
     infos = {name: plan.info(known, name) for name, plan in plans.items()}
     if variables is not None:

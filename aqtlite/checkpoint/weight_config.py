@@ -28,8 +28,13 @@ def config_of(weight: QTensor, axes: int | Sequence[int]) -> config.Tensor:
 
     Raises:
         ValueError: if its blocks are split along an axis other than the last of `axes`
-            and the last of the others.
+            and the last of the others, or if it has offsets.
     """
+    if weight.offset is not None:
+        raise ValueError(
+            f"no config has the offsets of {weight!r}, as GGUF's minima: give its "
+            ".dequant()"
+        )
     given = (axes,) if isinstance(axes, int) else tuple(axes)
     contracting = sorted(operator.index(axis) % weight.ndim for axis in given)
     remaining = [axis for axis in range(weight.ndim) if axis not in contracting]

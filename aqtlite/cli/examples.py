@@ -111,7 +111,10 @@ def _checked(name: str, x: np.ndarray, sample: Any) -> np.ndarray:
         )
     if x.shape[1:] != shape[1:] or x.ndim != len(shape):
         wanted = ", ".join(map(str, ("N", *shape[1:])))
-        raise UserError(f"{name} is {_brief(x)}; the model takes {dtype}[{wanted}]")
+        raise UserError(
+            f"{name} is {_brief(x)}; the model takes {dtype}[{wanted}], and arrays are "
+            "taken in the order of their names"
+        )
     if not len(x):
         raise UserError(f"{name} holds no example: ranges come from data")
     if _kind(x.dtype) != _kind(dtype):

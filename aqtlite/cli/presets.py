@@ -34,6 +34,7 @@ def _list(presets: config.Presets, as_json: bool) -> None:
     table.add_column("for")
     for name, one in presets.items():
         needs = f" (needs {one.needs})" if one.needs else ""
+        needs = " (no --preset)" if name == "unquantized" else needs
         table.add_row(name, one.purpose, one.audience + needs)
     output.results().print(table)
 

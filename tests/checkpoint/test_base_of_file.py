@@ -1,5 +1,6 @@
 """Frozen weights beside adapters, straight from quantized files of other libraries."""
 
+import dataclasses
 import pathlib
 
 import flax.linen as nn
@@ -246,6 +247,9 @@ def test_errors():
     assert (
         config_of(aqtlite.quantize(normal((3, 4, 5)), spans, (0, 1)), (0, 1)) == spans
     )
+    with_minima = dataclasses.replace(Q, offset=Q.scale)
+    with pytest.raises(ValueError, match=r"no config has the offsets of QTensor\(int4"):
+        config_of(with_minima, axes=1)
     shared = config.Tensor(numerics=INT4.numerics, calib_shared_axes=(0, 2))
     with pytest.raises(ValueError, match=r"no config has blocks of \(2, 1, 4\)"):
         config_of(aqtlite.quantize(normal((2, 3, 4)), shared, axes=2), axes=2)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.quantized_formats import base
 from aqtlite.numerics import IntAffine, IntSymmetric
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
@@ -30,12 +31,14 @@ def plain(name: str, q: QTensor) -> QTensor:
     """Returns a weight in its own order of axes, with NumPy arrays.
 
     Raises:
-        CheckpointError: if it is padded or rotated, which no file says.
+        CheckpointError: if it is padded or rotated, which no file says, or has a scale
+            that is NaN or infinite.
     """
     if q.padding is not None or q.rotation is not None:
         what = "rotated" if q.rotation is not None else "padded to whole blocks"
         raise CheckpointError(f"{name} is {what}, which no file of others can say")
     q = q.in_own_order()
+    base.checked_scale(name, np.asarray(q.scale), signed=True)
     return dataclasses.replace(
         q,
         qvalue=np.asarray(stored_values.on_grid(jnp.asarray(q.qvalue), q.numerics)),
@@ -51,9 +54,10 @@ def matrix(name: str, q: QTensor) -> QTensor:
     """Returns `plain` of a weight that is a matrix.
 
     Raises:
-        CheckpointError: as of `plain`, or if it is no matrix.
+        CheckpointError: as of `plain`, or if it is no matrix, or has a negative scale.
     """
     q = plain(name, q)
+    base.checked_scale(name, q.scale)
     if q.ndim != 2:
         raise CheckpointError(f"{name} has the shape {q.shape}, not a matrix's")
     return q

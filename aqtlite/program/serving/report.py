@@ -39,8 +39,8 @@ class ParameterReport:
 
     bytes_after: int
     """Bytes of its floats, if they stay, and of the frozen weights made of it, as a
-    checkpoint keeps them: int4 takes half a byte, and a float of 4 or 6 bits a whole
-    one. A weight made of several parameters counts with the first."""
+    checkpoint keeps them: int4 and fp4 take half a byte, and a float of 6 bits a
+    whole one. A weight made of several parameters counts with the first."""
 
     rounding: str = ""
     """Whether the frozen weights are sparse, have the integers that were given, and
@@ -287,7 +287,7 @@ def log(report: ConversionReport) -> None:
             unfrozen,
             report,
         )
-    elif not frozen:
+    elif report.bytes_after == report.bytes_before:  # Nothing is frozen beside, either.
         logging.warning("aqtlite froze no parameters:\n%s", report)
     else:
         logging.info(

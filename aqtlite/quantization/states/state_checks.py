@@ -76,4 +76,6 @@ def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
     check_statistics(tensor, state, path)
     problem = counting.problem(state.batches)
     if problem is not None:
-        raise ValueError(f"{path}.calibration has {problem}: {counting.REMEDY}")
+        is_gradient = path.startswith(("dlhs.lhs", "drhs.lhs"))
+        remedy = counting.REMEDY_OF_GRADIENTS if is_gradient else counting.REMEDY
+        raise ValueError(f"{path}.calibration has {problem}: {remedy}")

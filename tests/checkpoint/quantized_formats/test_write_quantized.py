@@ -119,6 +119,10 @@ INT4 = written_here.INT4
 INT8 = written_here.INT8
 
 
+def with_scale(q, value):
+    return dataclasses.replace(q, scale=np.full_like(q.scale, value))
+
+
 @pytest.mark.parametrize(
     ("format_", "weights", "message"),
     [
@@ -133,6 +137,13 @@ INT8 = written_here.INT8
             {"a.weight": written_here.quantized(numerics.IntSymmetric(bits=4), 32)},
             "need more: quantize with scale_dtype='bfloat16'",
         ),
+        *(
+            (format_, {"a.weight": with_scale(INT4, value)}, "NaN or infinite")
+            for format_ in ("compressed-tensors", "gptq", "gguf")
+            for value in (np.nan, np.inf)
+        ),
+        ("gptq", {"a.weight": with_scale(INT4, -1)}, "a negative scale"),
+        ("compressed-tensors", {"a.weight": with_scale(INT8, -1)}, "a negative scale"),
         ("gguf", {"a": INT4.T}, "blocks of 32 elements of the last axis"),
         (
             "gguf",
