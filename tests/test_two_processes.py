@@ -16,7 +16,7 @@ from tests.checkpoint.support import save
 
 pytestmark = pytest.mark.slow
 
-_TIMEOUT = 240  # seconds; it takes twenty-five
+_TIMEOUT = 240  # seconds; it takes thirty
 _PREAMBLE = """
     import os, sys
     import jax, numpy as np, pytest
@@ -26,6 +26,7 @@ _PREAMBLE = """
     from aqtlite import checkpoint, config
     from aqtlite.flax import *
     from aqtlite.flax import nnx as aqt_nnx
+    from aqtlite.shapes import processes
     from tests import two_processes as two
     from tests.two_processes import X
 
@@ -140,6 +141,19 @@ SCRIPTS = {
                 two.Mlp(None), sharded, [own], candidates=[config.weight_only(4)]
             )
     """,
+    "check_beside_a_call": """
+        @jax.jit
+        def call(weight, y):
+            for _ in range(12):
+                y = jax.numpy.tanh(y @ weight)
+            return y
+
+        weight = two.put(mesh, np.full((512, 512), 0.01, "float32"), "model", "data")
+        y = two.put(mesh, np.ones((256, 512), "float32"), "model", None)
+        for _ in processes.alike([X] * 20, weight):
+            y = call(weight, y)
+        jax.block_until_ready(y)
+    """,
     "measured_times": """
         by_rules = quantize_model(two.Mlp(None), model.cfg)
         measured = aqtlite.measure_training(by_rules.plan(sharded, x), seconds=0.01)
@@ -252,6 +266,11 @@ def test_convert(processes):
 def test_calibrate(processes):
     """Batches that each process has for itself are refused, unless they are equal."""
     assert_done("calibrate", processes)
+
+
+def test_check_beside_a_call(processes):
+    """Batches are compared while the call with the one before still runs."""
+    assert_done("check_beside_a_call", processes)
 
 
 def test_measured_times(processes):

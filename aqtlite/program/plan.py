@@ -70,7 +70,7 @@ class Plan:
     """
 
     devices: Devices = dataclasses.field(default=(), compare=False)
-    """One of each process that the arguments span, in which the plan is to be alike."""
+    """Those of arguments that span processes, in which the plan is to be alike."""
 
     def quantized(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that are quantized."""

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 Item = TypeVar("Item")
 
 Devices = tuple[jax.Device, ...]
-"""A device of each process, by the number of the process."""
+"""Devices that arrays span, those of the first process first."""
 
 
 def spans(x: Any) -> bool:
@@ -25,16 +25,14 @@ def spans(x: Any) -> bool:
 
 
 def spanned_by(tree: Any) -> Devices:
-    """Returns a device of each process that arrays span; none if they are all here.
+    """Returns the devices of arrays that span processes; none if all are here.
 
     Args:
         tree: pytree of arrays, or of shapes with shardings, and of anything else.
     """
     shardings = {_placed_beyond(x) for x in jax.tree.leaves(tree)} - {None}
     devices = {one for sharding in shardings for one in sharding.device_set}
-    ordered = sorted(devices, key=lambda one: one.id, reverse=True)
-    first = {one.process_index: one for one in ordered}
-    return tuple(first[process] for process in sorted(first))
+    return tuple(sorted(devices, key=lambda one: (one.process_index, one.id)))
 
 
 def _placed_beyond(x: Any) -> Any:
@@ -129,12 +127,16 @@ def _digest(item: Any) -> np.ndarray:
 
 
 def _rows(own: np.ndarray, devices: Devices) -> np.ndarray:
-    """Gathers an array of 32 bits from each process, as the rows of one."""
-    mesh = jax.sharding.Mesh(np.array(devices), ("process",))
+    """Gathers an array of 32 bits from each process, as rows for its devices.
+
+    It runs on all of them, after the call of the batch before. On one device of each
+    process it would run beside that call, and gloo, on CPUs, mix up their collectives.
+    """
+    mesh = jax.sharding.Mesh(np.array(devices), ("device",))
     given, wanted = (
-        NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("process",), ())
+        NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("device",), ())
     )
     shape = (len(devices), *own.shape)
-    rows = jax.make_array_from_process_local_data(given, own[None], shape)
+    rows = jax.make_array_from_callback(shape, given, lambda _: own[None])
     with jax.set_mesh(mesh):  # A mesh that the caller has set has other devices.
         return np.asarray(jax.device_put(rows, wanted))
