@@ -66,15 +66,10 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
 
     Returns:
         Replacements by location.
-
-    Raises:
-        ValueError: if a state would not get its gradient.
     """
     ones = planned.operations()
     are_learned = any(PARAMETERS in collections_of(one.cfg) for one in ones)
     made = {}
-    for contraction in planned.replaced():
-        _check_gradients(contraction)
     for one in ones:
         if isinstance(one, PlannedContraction) and collections_of(one.cfg):
             made[one.site.location] = _leaving_first_states(one, are_learned)
@@ -150,25 +145,6 @@ def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replac
 
     return Replacement(
         function, states_of_zeros(one), has_aux=True, per_step=one.site.per_step
-    )
-
-
-def _check_gradients(one: PlannedContraction) -> None:
-    """Raises ValueError if a state of a contraction would not get its gradient."""
-    has = {PARAMETERS, OF_GRADIENTS} & set(one.collections)
-    around = one.site.around
-    if has and {"custom_jvp_call", "custom_vjp_call"} & set(around):
-        where = "a function with a derivative of its own, which gives them none"
-    elif OF_GRADIENTS in has and "cond" in around:
-        where = "a branch, which gives zeros for them where it is not taken"
-    elif OF_GRADIENTS in has and not all(one.site.per_step):
-        where = "a scan whose steps share parameters, which adds theirs up"
-    else:
-        return
-    raise ValueError(
-        f"the rule of {one.path!r} has an adapter, or its config a learned calibration "
-        f"or statistics of gradients, and the contraction is inside {where}: name it "
-        "in a rule before the others that has none"
     )
 
 

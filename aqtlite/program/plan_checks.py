@@ -15,6 +15,7 @@ from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.rules import matching, unmatched
 from aqtlite.quantization import granularity
+from aqtlite.quantization.states.state_collections import OF_GRADIENTS, PARAMETERS
 
 
 def report(planned: Plan, *, strict: bool) -> None:
@@ -26,7 +27,7 @@ def report(planned: Plan, *, strict: bool) -> None:
         ValueError: if a contraction with an injected config stays in float; with
             `strict`, if any float contraction does without a rule with ``cfg=None``;
             if the size of a rotation does not divide the channels, or blocks do not
-            divide an operand.
+            divide an operand; if a state would not get its gradient.
     """
     for given in planned.every():
         if given.is_injected and not given.is_quantized:
@@ -69,6 +70,9 @@ def report(planned: Plan, *, strict: bool) -> None:
             _warn(planned, one, f"stays in float: {one.why_float}")
     for text in unmatched.alternatives(planned.rules, planned.every()):
         _log_once(planned.rules, text)
+    for replaced in planned.replaced():
+        if not replaced.is_injected:
+            _check_gradients(replaced)
     for contraction in planned.quantized():
         _check_blocks(contraction)
         if contraction.why_not_smoothed is not None:
@@ -91,6 +95,25 @@ def _check_blocks(one: PlannedContraction) -> None:
         if tensor.blocks is not None and not tensor.blocks.pad and 0 not in x.shape:
             with errors.naming(one.path):
                 granularity.layout(tensor, x.shape, operation.axes(side), f"fwd.{side}")
+
+
+def _check_gradients(one: PlannedContraction) -> None:
+    """Raises ValueError if a state of a contraction would not get its gradient."""
+    has = {PARAMETERS, OF_GRADIENTS} & set(one.collections)
+    around = one.site.around
+    if has and {"custom_jvp_call", "custom_vjp_call"} & set(around):
+        where = "a function with a derivative of its own, which gives them none"
+    elif OF_GRADIENTS in has and "cond" in around:
+        where = "a branch, which gives zeros for them where it is not taken"
+    elif OF_GRADIENTS in has and not all(one.site.per_step):
+        where = "a scan whose steps share parameters, which adds theirs up"
+    else:
+        return
+    raise ValueError(
+        f"the rule of {one.path or NO_SCOPE!r} has an adapter, or its config a learned "
+        "calibration or statistics of gradients, and the contraction is inside "
+        f"{where}: name it in a rule before the others that has none"
+    )
 
 
 def _warn(planned: Plan, one: Planned, text: str) -> None:

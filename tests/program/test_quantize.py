@@ -615,8 +615,9 @@ def user_layer(w, x):
 )
 def test_states_that_would_get_no_gradient(function, cfg, words):
     quantized = quantize_function(function, [Rule(cfg=cfg)], params=0)
-    with pytest.raises(ValueError, match=words):
-        quantized.init_state(W, X)
+    for make in (quantized.plan, quantized.init_state):
+        with pytest.raises(ValueError, match=words):
+            make(W, X)
 
 
 def test_calls_without_the_state():
