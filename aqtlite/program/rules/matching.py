@@ -12,6 +12,8 @@ from aqtlite.program.planned_operand import PlannedOperand
 from aqtlite.program.rules import overshadowed, patterns
 from aqtlite.program.rules.rules import ANY_PATH, Rule
 
+_OPTIONAL = "A rule with is_required=False may match nothing."
+
 
 class Matched(Protocol):
     """What rules match: a contraction or a lookup."""
@@ -115,7 +117,7 @@ def _nearest(rule: Rule, index: int, planned: Sequence[Matched]) -> str:
     conditions = overshadowed.conditions(rule, "any contraction")
     text = f"rule {index} ({conditions}) matches nothing"
     if not planned:
-        return f"{text}: {NO_CONTRACTIONS}"
+        return f"{text}: {NO_CONTRACTIONS}. {_OPTIONAL}"
     by_path = {one.path: one for one in planned}
     alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
     missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}
@@ -132,8 +134,8 @@ def _nearest(rule: Rule, index: int, planned: Sequence[Matched]) -> str:
             f"{text}. The nearest of {len(planned)} contractions, and what does not "
             "match:",
             *lines,
-            "A path is matched as a whole: write .* for any text before or after. A "
-            "rule with is_required=False may match nothing.",
+            "A path is matched as a whole: write .* for any text before or after. "
+            + _OPTIONAL,
         ]
     )
 

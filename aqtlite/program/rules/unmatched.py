@@ -49,7 +49,7 @@ def check_used(
     if not met:
         hint = _lookups(rule, closed, parameters, naming)
         message = matching.nothing_fulfils(rule, index, planned, closed)
-        raise RulesError(message + hint)
+        raise RulesError(message + hint + _of_group(rule, beside))
     deciding = {one.rule for one in met if one.rule is not None}
     overshadowed.check(rules, index, deciding, "any contraction")
 
@@ -70,6 +70,19 @@ def alternatives(rules: Sequence[Rule], planned: Sequence[Planned]) -> Iterator[
                         f"{name}={pattern!r} matches nothing; near it are "
                         f"{', '.join(map(repr, nearest))}"
                     )
+
+
+def _of_group(rule: Rule, numbers: Sequence[int]) -> str:
+    """Returns a hint that another rule of a group may match instead.
+
+    Args:
+        rule: the rule.
+        numbers: indices of the rules of its group.
+    """
+    if len(numbers) == 1:
+        return ""
+    listed = ", ".join(map(str, numbers))
+    return f"\nOne rule of the group {rule.group!r} has to match: rules {listed}."
 
 
 def _lookups(

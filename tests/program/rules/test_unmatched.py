@@ -69,8 +69,11 @@ def test_of_a_group_one_rule_of_use_is_enough():
     with pytest.raises(RulesError, match="rule 1 .*operands='activations'.* nothing"):
         planned([weights, alone])
     both = [dataclasses.replace(one, path="third") for one in (weights, others)]
-    with pytest.raises(RulesError, match="rule 0 .* matches nothing"):
+    with pytest.raises(RulesError, match="rule 0 .* matches nothing") as caught:
         planned(both)
+    assert "One rule of the group 'first' has to match: rules 0, 1." in str(
+        caught.value
+    )
     with pytest.raises(RulesError, match="rule 1 .* decides nothing: rule 0"):
         planned([Rule(cfg=INT8), weights, others])
 
