@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from aqtlite import errors
 from aqtlite.lowering.target import Target
 from aqtlite.program.compiled import merged, packed, undivided
 from aqtlite.program.serving.placeholder import without_markers
@@ -37,10 +38,22 @@ class ServingProgram:
     """Shapes of its positional and keyword arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            return self.compiled(self._variables, *args, **kwargs)
-        with jax.disable_jit(False):  # Compiled programs refuse to run without.
-            return self.compiled(self._variables, *args, **kwargs)
+        try:
+            if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+                return self.compiled(self._variables, *args, **kwargs)
+            with jax.disable_jit(False):  # Compiled programs refuse to run without.
+                return self.compiled(self._variables, *args, **kwargs)
+        except TypeError as error:
+            (_, *shapes), named = self._shapes
+            listed = [
+                *map(errors.brief, shapes),
+                *(f"{name}={errors.brief(one)}" for name, one in named.items()),
+            ]
+            error.add_note(
+                f"compile_serving compiled this program for ({', '.join(listed)}): "
+                "call compile_serving for each call of other shapes, dtypes or keywords"
+            )
+            raise
 
     def export(self, platforms: Sequence[str] | None = None) -> export.Exported:
         """Exports the program with `jax.export`, to run without aqtlite.

@@ -93,8 +93,11 @@ def test_donated_state_and_keyword_arguments():
 def test_other_shapes_are_refused():
     function, serving = injected()
     program = aqtlite.compile_serving(function, serving, X)
-    with pytest.raises(TypeError, match="float32\\[3,8\\]"):
+    with pytest.raises(TypeError, match="float32\\[3,8\\]") as caught:
         program(common.normal((3, 8)))
+    (note,) = caught.value.__notes__
+    compiled = jax.typeof(X).str_short()
+    assert note.startswith(f"compile_serving compiled this program for ({compiled}):")
 
 
 @pytest.mark.parametrize(
