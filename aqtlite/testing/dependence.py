@@ -223,9 +223,11 @@ class _Call:
                             f"{message}{difference.elsewhere}. {found}"
                         )
         if not has_changed:
+            is_nan = any(one.is_nan for one in before)
+            hint = ". All of a result is NaN, as of static ranges without statistics"
             raise ValueError(
                 "no result changes where the arguments have other values: the "
-                "comparison could not fail"
+                f"comparison could not fail{hint * is_nan}"
             )
 
     def _results(self, outputs: Sequence[Any]) -> list["_Result"]:
@@ -263,6 +265,13 @@ class _Result(NamedTuple):
     number: int
     axis: int
     value: np.ndarray
+
+    @property
+    def is_nan(self) -> bool:
+        """Whether all its elements are NaN."""
+        return jnp.issubdtype(self.value.dtype, jnp.inexact) and bool(
+            np.isnan(self.value).all()
+        )
 
     def difference(self, other: "_Result", changed: np.ndarray) -> _Difference:
         """Compares with the result of other values at changed places."""

@@ -161,6 +161,7 @@ def test_arguments_are_chosen():
         (lambda x: x.sum(1), (X,), "no result has 6 positions along axis 1"),
         (lambda x: 0 * jnp.ones_like(x), (X,), "no result changes"),
         (lambda x: x, (0 * TOKENS,), "no result changes"),
+        (lambda x: x * jnp.nan, (X,), "All of a result is NaN"),
     ],
 )
 def test_a_comparison_that_could_not_fail(fn, args, message):
