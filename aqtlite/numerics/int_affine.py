@@ -72,7 +72,7 @@ class IntAffine(base.Numerics):
     half a step, and clipping there would bias the mean."""
 
     def __post_init__(self) -> None:
-        one_bit = "; for one bit use IntSymmetric(bits=1)"
+        one_bit = "; for one bit use IntSymmetric(bits=1)" if self.bits == 1 else ""
         flags = (field.name for field in dataclasses.fields(self)[1:])
         checks = dict.fromkeys(flags, fields.flag)
         fields.check(self, bits=fields.integer(2, 8, one_bit), **checks)

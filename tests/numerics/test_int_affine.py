@@ -215,7 +215,7 @@ def test_needs_a_range():
     ("kwargs", "error", "match"),
     [
         ({"bits": 1}, ValueError, "from 2 to 8, got 1; for one bit use IntSymmetric"),
-        ({"bits": 9}, ValueError, "from 2 to 8, got 9"),
+        ({"bits": 9}, ValueError, "from 2 to 8, got 9$"),
         ({"bits": 8.0}, TypeError, "bits must be an int"),
         ({"bits": True}, TypeError, "bits must be an int"),
         ({"signed": 1}, TypeError, "signed must be a bool"),
