@@ -5,6 +5,9 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+NO_SCOPE = "(no name scope)"
+"""Text for the path of a contraction outside all modules and name scopes."""
+
 
 class UserError(Exception):
     """A mistake that the user can fix; the message is one line, or a list."""
@@ -41,7 +44,16 @@ def naming(contraction: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"the contraction {contraction!r}: {error}") from error
+        raise ValueError(f"the contraction {quoted(contraction)}: {error}") from error
+
+
+def quoted(path: str) -> str:
+    """Returns the path of a contraction as messages give it, in quotes.
+
+    >>> quoted("decoder/up"), quoted("")
+    ("'decoder/up'", '(no name scope)')
+    """
+    return repr(path) if path else NO_SCOPE
 
 
 def brief(x: Any) -> str:

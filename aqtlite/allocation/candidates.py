@@ -82,9 +82,10 @@ def check_not_learned(name: str, plan: Plan) -> None:
     for one in plan.quantized():
         if PARAMETERS in collections_of(one.cfg):
             raise ValueError(
-                f"the candidate {name!r} has learned scales for {one.path!r}, which "
-                "only training gives: measure one with scales of each call or from "
-                "statistics, such as config.weight_only(bits) or config.static_int8()"
+                f"the candidate {name!r} has learned scales for "
+                f"{errors.quoted(one.path)}, which only training gives: measure one "
+                "with scales of each call or from statistics, such as "
+                "config.weight_only(bits) or config.static_int8()"
             )
 
 

@@ -25,7 +25,7 @@ from aqtlite.program import plan as planning
 from aqtlite.program import plan_checks
 from aqtlite.program.naming import names_of_parameters
 from aqtlite.program.plan import Plan
-from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
+from aqtlite.program.plan_table import NO_CONTRACTIONS
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.shapes import processes, sharding
 
@@ -228,7 +228,9 @@ class Programs:
                 )
             plan_checks.check_quantizes(plan)
             candidates_lib.check_not_learned(name, plan)
-            given = [one.path or NO_SCOPE for one in plan.every() if one.is_injected]
+            given = [
+                one.path or errors.NO_SCOPE for one in plan.every() if one.is_injected
+            ]
             if given and self._candidates is not None:
                 raise ValueError(
                     f"{', '.join(given[:3])} and others were given configs in the "

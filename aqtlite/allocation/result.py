@@ -9,9 +9,9 @@ import rich.console
 import rich.text
 from rich import filesize
 
+from aqtlite import errors
 from aqtlite.output import plots, rich_tables
 from aqtlite.program import plan_table
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.rules import rules as rules_lib
 from aqtlite.program.rules.rules import Rule
 
@@ -176,7 +176,7 @@ class Allocation:
         heads = ["weight of", "choice", "bytes", "in float", *times, *in_float]
         weights = [[*heads, "cost alone"]]
         for one in self.choices:
-            paths = ", ".join(path or NO_SCOPE for path in one.paths)
+            paths = ", ".join(path or errors.NO_SCOPE for path in one.paths)
             cells = [paths, one.candidate, f"{one.nbytes:,}", f"{one.float_bytes:,}"]
             cells += [*_times(one.seconds), *_times(one.float_seconds)]
             weights.append([*cells, f"{one.cost:+.3g}"])

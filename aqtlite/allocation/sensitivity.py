@@ -10,6 +10,7 @@ from typing import Any, Literal
 import rich.console
 import rich.text
 
+from aqtlite import errors
 from aqtlite.allocation import measure as measuring
 from aqtlite.allocation.candidates import candidates_of
 from aqtlite.allocation.measure import CONTROL, Measured
@@ -18,7 +19,6 @@ from aqtlite.allocation.subject import subject_of
 from aqtlite.allocation.switches import Switch
 from aqtlite.output import plots, rich_tables
 from aqtlite.program import plan_table
-from aqtlite.program.plan_table import NO_SCOPE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,9 @@ class Sensitivity:
         for one in self.contractions:
             value = one.output_snr if self.loss is None else one.loss_change
             of_candidate = bars.setdefault(one.candidate, {})
-            of_candidate[one.path or NO_SCOPE] = math.nan if value is None else value
+            of_candidate[one.path or errors.NO_SCOPE] = (
+                math.nan if value is None else value
+            )
         label = "change of the loss"
         if self.loss is None:
             label = "signal-to-noise ratio of the output, dB"
@@ -104,7 +106,7 @@ class Sensitivity:
         heads = ["path", "op", "candidate", "dB", "output dB"]
         rows = [heads + ["loss"] * (self.loss is not None)]
         for one in self.contractions:
-            row = [one.path or NO_SCOPE, one.op, one.candidate]
+            row = [one.path or errors.NO_SCOPE, one.op, one.candidate]
             row += [f"{one.snr:.1f}", f"{one.output_snr:.1f}"]
             if one.loss_change is not None:
                 row.append(f"{one.loss_change:+.3g}")

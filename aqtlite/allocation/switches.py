@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.operations import Side
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.states.statistics import States
@@ -151,7 +150,7 @@ def _contract(
         return one.contract(cfg, operands, given.states)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"the candidate {candidate!r} cannot quantize {one.path or NO_SCOPE!r}: "
+            f"the candidate {candidate!r} cannot quantize {errors.quoted(one.path)}: "
             f"{error}. As rules, a candidate can leave it in float: "
             f"{{{candidate!r}: [aqtlite.Rule(path=..., cfg=None), "
             "aqtlite.Rule(cfg=...)]}"

@@ -36,7 +36,7 @@ from aqtlite.flax.nnx.model import (
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import as_quantized, init_state
 from aqtlite.jaxpr import tracing
-from aqtlite.program.convert import FrozenParameter
+from aqtlite.program.serving.frozen_parameter import FrozenParameter
 from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.planning import Plan

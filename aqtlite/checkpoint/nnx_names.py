@@ -9,7 +9,7 @@ from flax import nnx
 from aqtlite.checkpoint import arrays as arrays_lib
 from aqtlite.checkpoint.names import name_of, path_name
 from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel, Sample, is_weight
-from aqtlite.program.convert import FrozenParameter
+from aqtlite.program.serving.frozen_parameter import FrozenParameter
 from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
 
 MODEL = "model"

@@ -105,8 +105,10 @@ def _shard_map(eqn, values, inside):
         one.has_aux for one in inside.replacements.values()
     ):
         raise ValueError(
-            "a contraction inside jax.shard_map would be given arrays, or leave some, "
-            "which have no placement there"
+            "rules do not support states (statistics, learned scales, adapters) inside "
+            "jax.shard_map, and have one of a contraction there. Give a rule for it "
+            "before the others: a config without states, or Rule(path=..., cfg=None); "
+            "or contract outside of the jax.shard_map"
         )
 
     def function(*values):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.extend import core
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.jaxpr import rewriting
 from aqtlite.jaxpr.recognition import biases
@@ -220,9 +220,9 @@ def _check_is_plain(operand: FrozenOperand) -> None:
     fwd = operand.cfg.fwd
     if fwd.smoothing is not None or fwd.rotation is not None:
         raise ValueError(
-            f"the weight of {operand.contraction.path!r} is smoothed or rotated, and "
-            "its frozen values are not those of the float weight: correct_biases takes "
-            "configs without fwd.smoothing and fwd.rotation"
+            f"the weight of {errors.quoted(operand.contraction.path)} is smoothed or "
+            "rotated, and its frozen values are not those of the float weight: "
+            "correct_biases takes configs without fwd.smoothing and fwd.rotation"
         )
 
 

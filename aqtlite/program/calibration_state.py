@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aqtlite import errors
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -231,9 +232,9 @@ def states_of(one: PlannedContraction, state: State) -> States:
         entry = state.get(collection, {}).get(one.kept_as, {})
         if set(fields) - set(entry) - OF_CONVERSION - {ADAPTER}:
             raise ValueError(
-                f"the state has nothing for the contraction {one.path!r} in "
-                f"{collection!r}: make it with init_state and the arguments, rules and "
-                "function of the call; for an NNX model, "
+                f"the state has nothing for the contraction {errors.quoted(one.path)} "
+                f"in {collection!r}: make it with init_state and the arguments, rules "
+                "and function of the call; for an NNX model, "
                 "aqtlite.flax.nnx.calibrate(model, batches) makes and gathers it"
             )
         entry = restored_statistics(entry)

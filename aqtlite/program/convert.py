@@ -1,7 +1,6 @@
 """Serving conversion of quantized functions, and serving of what it returns."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from aqtlite.program.serving import (
     statistics_uses,
 )
 from aqtlite.program.serving.framework import KeyPath, Model
+from aqtlite.program.serving.frozen_parameter import FrozenParameter
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
     FrozenEntry,
@@ -333,36 +333,6 @@ class FunctionModel(Model):
             for one in weight_parameters.quantized_elsewhere(each.plan, each.parameters)
         )
         return dict.fromkeys(found, _QUANTIZED_ELSEWHERE)
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["marker"],
-    meta_fields=["shape", "dtype", "number", "sliced", "spec", "path"],
-)
-@dataclasses.dataclass(frozen=True)
-class FrozenParameter(Placeholder):
-    """A placeholder for a frozen parameter.
-
-    Its only leaf is `marker`, with respect to which no gradient exists: asking for it
-    raises.
-    """
-
-    @property
-    def sharding(self) -> jax.sharding.PartitionSpec:
-        """An empty spec; without one, NNX would shard the value as an array."""
-        return jax.sharding.PartitionSpec()
-
-    def __getitem__(self, index: Any) -> Any:
-        """Refuses to be read, as by an NNX layer that reads its kernel.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"a parameter of shape {self.shape} is frozen, and has no values here: "
-            "call the serving model, not a layer of it, and a method that was converted"
-        )
 
 
 def has_frozen(params: Any) -> bool:

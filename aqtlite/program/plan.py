@@ -37,7 +37,7 @@ from aqtlite.program.naming import (
     names_of_weights,
     numbered,
 )
-from aqtlite.program.plan_table import NO_CONTRACTIONS, NO_SCOPE
+from aqtlite.program.plan_table import NO_CONTRACTIONS
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned, PlannedLookup
 from aqtlite.program.planned_operand import PlannedOperand
@@ -103,7 +103,7 @@ class Plan:
         A colon and a line for each contraction; or that there are none.
         """
         lines = [
-            f"  {one.path or NO_SCOPE}: {one.why_float}"
+            f"  {one.path or errors.NO_SCOPE}: {one.why_float}"
             for one in self.every()
             if not one.is_quantized
         ]

@@ -10,7 +10,6 @@ from aqtlite import config, errors
 from aqtlite.operations import SIDES
 from aqtlite.program import plan_table
 from aqtlite.program.plan import Plan
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned
 from aqtlite.program.rules import matching, unmatched
@@ -32,8 +31,8 @@ def report(planned: Plan, *, strict: bool) -> None:
     for given in planned.every():
         if given.is_injected and not given.is_quantized:
             raise ValueError(
-                f"the contraction {given.path!r} was given a config where it is "
-                f"called, and cannot be quantized: {given.why_float}"
+                f"the contraction {errors.quoted(given.path)} was given a config where "
+                f"it is called, and cannot be quantized: {given.why_float}"
             )
     left: list[Planned] = [
         one
@@ -45,9 +44,9 @@ def report(planned: Plan, *, strict: bool) -> None:
         for one in planned.lookups
         if not one.is_quantized and not _is_left(planned, one)
     ]
-    lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
+    lines = [f"  {one.path or errors.NO_SCOPE}: {one.why_float}" for one in left]
     lines += [
-        f"  {one.path or NO_SCOPE}: its gradient is that of a {why}"
+        f"  {one.path or errors.NO_SCOPE}: its gradient is that of a {why}"
         for one in planned.quantized()
         if (why := one.why_gradients_float) is not None
         and (one.cfg.dlhs.lhs.is_quantized or one.cfg.drhs.lhs.is_quantized)
@@ -110,9 +109,9 @@ def _check_gradients(one: PlannedContraction) -> None:
     else:
         return
     raise ValueError(
-        f"the rule of {one.path or NO_SCOPE!r} has an adapter, or its config a learned "
-        "calibration or statistics of gradients, and the contraction is inside "
-        f"{where}: name it in a rule before the others that has none"
+        f"the rule of {errors.quoted(one.path)} has an adapter, or its config a "
+        "learned calibration or statistics of gradients, and the contraction is "
+        f"inside {where}: name it in a rule before the others that has none"
     )
 
 

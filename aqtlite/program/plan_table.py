@@ -9,6 +9,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from aqtlite import errors
 from aqtlite.config import DotGeneral, DotGeneralRaw, arithmetic
 from aqtlite.operations import SIDES
 from aqtlite.output import tables
@@ -24,8 +25,6 @@ NO_CONTRACTIONS = (
     "lax.conv_general_dilated and lax.ragged_dot, also in operations that "
     "register_operation names"
 )
-NO_SCOPE = "(no name scope)"
-"""Text for the path of a contraction outside all modules and name scopes."""
 
 _HEADS = ("path", "op", "lhs", "rhs", "rule", "runs in", "gradients in")
 _PLATFORM = "contracted in"
@@ -42,7 +41,7 @@ def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]
     """
     return [
         (
-            one.path or NO_SCOPE,
+            one.path or errors.NO_SCOPE,
             one.description,
             str(one.lhs),
             str(one.rhs),
@@ -66,7 +65,7 @@ def rows_of_lookups(
     """
     rows = [
         (
-            one.path or NO_SCOPE,
+            one.path or errors.NO_SCOPE,
             one.op,
             str(one.lhs),
             str(one.rhs),
@@ -136,7 +135,7 @@ def _reads(one: PlannedLookup) -> str:
     text = f"{one.cfg.fwd.rhs.grid.name} rows"
     if one.contraction is None:
         return text
-    return f"{text}, of the table of {one.contraction.path or NO_SCOPE}"
+    return f"{text}, of the table of {one.contraction.path or errors.NO_SCOPE}"
 
 
 def _who_decides(one: Planned) -> str:

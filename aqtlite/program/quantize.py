@@ -33,12 +33,12 @@ from aqtlite.program.planned_operation import PlannedOperation
 from aqtlite.program.program import Program
 from aqtlite.program.rules import rules as rules_lib
 from aqtlite.program.rules.rules import Rule
-from aqtlite.program.serving import guards
+from aqtlite.program.serving import frozen_parameter, guards
 from aqtlite.quantization.states.state_collections import DROPOUT
 from aqtlite.quantization.states.statistics import States
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class QuantizedFunction:
     """A function whose contractions are quantized by rules; see `quantize_function`."""
 
@@ -52,11 +52,16 @@ class QuantizedFunction:
     invariant: bool = False
     """Whether bits depend on values alone, as by `aqtlite.invariant`."""
 
-    __name__: str = dataclasses.field(init=False, repr=False, compare=False)
+    __name__: str = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         object.__setattr__(self, "__name__", name)
+
+    def __repr__(self) -> str:
+        # JAX's messages about arguments name the function so.
+        count = len(self.rules)
+        return f"QuantizedFunction({self.__name__}, {count} rule{'s' * (count != 1)})"
 
     @property
     def has_state(self) -> bool:
@@ -258,7 +263,12 @@ class QuantizedFunction:
         )
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
-        """Traces a call."""
+        """Traces a call.
+
+        Raises:
+            TypeError: if an argument holds a parameter that a conversion froze.
+        """
+        frozen_parameter.check_none(self.__name__, (args, kwargs))
         return flax_models.trace(
             lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
         )

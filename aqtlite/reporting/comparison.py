@@ -13,8 +13,9 @@ import rich.table
 import rich.text
 from rich import filesize
 
+from aqtlite import errors
 from aqtlite.output import tables
-from aqtlite.program.plan_table import NO_SCOPE, as_text
+from aqtlite.program.plan_table import as_text
 from aqtlite.reporting.contraction import ReportedContraction
 from aqtlite.reporting.memory import Memory
 
@@ -82,7 +83,7 @@ class Comparison:
         return [
             (
                 "*" if one.is_changed else "",
-                one.path or NO_SCOPE,
+                one.path or errors.NO_SCOPE,
                 one.role,
                 *map(_text, (one.before, one.after)),
             )

@@ -11,7 +11,6 @@ import numpy as np
 
 from aqtlite import errors
 from aqtlite.output import files
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.reporting import histogram, page_script, page_style, tables
 
 _PAGE = """\
@@ -91,7 +90,7 @@ def _errors(taps: Any) -> list[dict[str, Any]]:
     found = [(x.path, x.contraction, x.snr) for x in taps.results]
     found = found or [(x.path, x.operand, x.snr) for x in taps.operands]
     lowest = [
-        (f"{path or NO_SCOPE} {of}", np.asarray(snr, np.float32).ravel())
+        (f"{path or errors.NO_SCOPE} {of}", np.asarray(snr, np.float32).ravel())
         for path, of, snr in found
     ]
     return [

@@ -11,8 +11,8 @@ import rich.table
 import rich.text
 from rich import filesize
 
+from aqtlite import errors
 from aqtlite.output import tables
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.reporting.contraction import ReportedContraction
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def rows_of(report: "Report") -> list[tuple[str, ...]]:
     """Returns a row of cells for each contraction."""
     return [
         (
-            one.path or NO_SCOPE,
+            one.path or errors.NO_SCOPE,
             one.role,
             one.equation or one.op,
             one.lhs,

@@ -12,7 +12,7 @@ import numpy as np
 import rich.console
 import rich.text
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.output import rich_tables
 from aqtlite.program import plan_table
 
@@ -232,7 +232,7 @@ class Taps:
 
 def label(path: str) -> str:
     """Returns the path of a contraction as it is shown."""
-    return path or plan_table.NO_SCOPE
+    return path or errors.NO_SCOPE
 
 
 def worst(one: TappedOperand) -> TappedOperand:

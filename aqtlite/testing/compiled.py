@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import Parameters
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.reporting.contraction import NOT_FOUND, ReportedContraction, is_float
 from aqtlite.reporting.report import Report, report
 
@@ -80,7 +80,7 @@ def _described(found: Report, one: ReportedContraction) -> str:
     why = f" ({one.why_float})" if one.why_float else ""
     operands = " x ".join(filter(None, (one.lhs, one.rhs)))
     return (
-        f"{one.path or NO_SCOPE} ({one.role}, {one.equation or one.op!r}): "
+        f"{one.path or errors.NO_SCOPE} ({one.role}, {one.equation or one.op!r}): "
         f"{operands} in {one.runs_in}{asked}{share}{why}"
     )
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from jax.extend.core import primitives
 
+from aqtlite import errors
 from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import module_scopes, registry
 from aqtlite.program.equation import equation_of
 from aqtlite.program.naming import numbered
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing.two_runs import Step
 
@@ -52,7 +52,7 @@ class Contraction:
     """The equation with the sums of products."""
 
     def __str__(self) -> str:
-        name = repr(self.path) if self.path else NO_SCOPE
+        name = errors.quoted(self.path)
         return f"{name} ({self.kind}){_in_loops(self.step.loops)}"
 
 
@@ -99,7 +99,7 @@ def _unnamed(steps: Sequence[Step]) -> Iterator[Contraction]:
 def shown(step: Step) -> str:
     """Returns the path of an equation, and the steps of the loops around it."""
     path, _ = _scope(step)
-    return (repr(path) if path else NO_SCOPE) + _in_loops(step.loops)
+    return errors.quoted(path) + _in_loops(step.loops)
 
 
 def _scope(step: Step) -> tuple[str, bool]:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from jax.extend.core import primitives
 
+from aqtlite import errors
 from aqtlite.contraction import differentiation, remat
 from aqtlite.jaxpr import equations, module_scopes, scopes
 from aqtlite.program.modules import flax_models
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.testing import differences
 from aqtlite.testing.traced_values import TracedValues
 
@@ -61,7 +61,7 @@ def assert_same_integers(
             f"{len(other)}"
         )
     for number, ((path, sums), (_, others)) in enumerate(zip(one, other, strict=True)):
-        what = f"contraction {number}, {path or NO_SCOPE},"
+        what = f"contraction {number}, {path or errors.NO_SCOPE},"
         if sums.shape != others.shape or sums.dtype != others.dtype:
             raise AssertionError(
                 f"{what} sums {_type(sums)} in the first function, and "

@@ -18,8 +18,8 @@ import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
 
+from aqtlite import errors
 from aqtlite.jaxpr import equations, module_scopes, scopes
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.shapes.sharding import describe as type_of
 from aqtlite.testing import differences
 from aqtlite.testing.traced_values import Constant, Equation, Read, TracedValues
@@ -288,9 +288,7 @@ def _text(eqn: Any, scope: str, loops: tuple[int, ...]) -> str:
     path = module_scopes.resolved(scopes.parse(scope).path).path
     types = ", ".join(type_of(atom.aval) for atom in eqn.invars)
     steps = "".join(f", step {number} of a loop" for number in loops)
-    return (
-        f"{eqn.primitive.name} of {types} at {repr(path) if path else NO_SCOPE}{steps}"
-    )
+    return f"{eqn.primitive.name} of {types} at {errors.quoted(path)}{steps}"
 
 
 def products(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:

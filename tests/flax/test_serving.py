@@ -320,3 +320,25 @@ def test_weight_norm():
     check_served(model, X, frozen=0)
     with pytest.raises(ValueError, match=r"Dense_0/kernel.*nn\.WeightNorm"):
         convert(model, init(model, X), X, strict=True)
+
+
+class ReadsAnotherKernel(nn.Module):
+    """A layer, and a contraction of its kernel that reads it from the variables."""
+
+    def setup(self):
+        self.layer = nn.Dense(X.shape[-1], use_bias=False, dot_general=DG)
+        self.other = AqtDotGeneral(INT8)
+
+    def __call__(self, x):
+        return self.layer(x)
+
+    def decode(self, y):
+        kernel = self.layer.variables["params"]["kernel"]
+        return self.other(y, kernel, LAST_BY_FIRST)
+
+
+def test_a_kernel_of_another_layer_says_that_it_is_frozen():
+    model = ReadsAnotherKernel()
+    serving = convert(model, init(model, X), X)
+    with pytest.raises(TypeError, match="'layer/kernel' is frozen .* its own layer"):
+        model.apply(serving, X, method="decode")

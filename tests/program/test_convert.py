@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from aqtlite import QTensor, Rule, config, convert_function, quantize_function
 from aqtlite.flax.nnx import AqtDotGeneral
 from aqtlite.program import injected
-from aqtlite.program.convert import FrozenParameter
+from aqtlite.program.serving.frozen_parameter import FrozenParameter
 from aqtlite.program.serving.placeholder import without_markers
 from aqtlite.quantization.states.fixed_scale import FixedScale
 from tests.common import left_in_float, mostly_slow, nearest, normal
@@ -213,6 +213,17 @@ def test_what_is_left():
     assert isinstance(left["bias"], jax.Array)
     assert left["no"] is None
     assert {one.qvalue.dtype for one in frozen_weights(serving)} == {jnp.dtype("int8")}
+
+
+def test_serving_parameters_are_given_to_the_quantized_function():
+    quantized, _, serving = converted(lambda p, x: x @ p["a"], {"a": W}, X)
+    for given in (serving, serving["params"]):
+        with pytest.raises(
+            TypeError, match="'a' is frozen.*: call what the conversion"
+        ):
+            jax.jit(quantized)(given, X)
+    with pytest.raises(TypeError, match="'a' is frozen: call what the conversion"):
+        X @ serving["params"]["a"]
 
 
 def test_what_something_else_reads_stays():
@@ -482,7 +493,7 @@ def test_weights_that_stay_in_float(function, words):
     quantized, serve, serving = converted(function, SQUARE, X)
     assert isinstance(serving["params"], jax.Array)
     assert_bits(jax.jit(serve)(serving, X), jax.jit(quantized)(SQUARE, X))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=rf"of \(no name scope\): .*{words}"):
         convert_function(quantized, SQUARE, X, strict=True)
 
 

@@ -311,6 +311,24 @@ def test_inside_a_shard_map():
     assert_bits(got, wanted)
 
 
+def test_states_inside_a_shard_map_are_refused():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+    quantized = quantize_function(
+        jax.shard_map(
+            lambda w, x: x @ w, mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d")
+        ),
+        config.static_int8(),
+        params=0,
+    )
+    with pytest.raises(ValueError, match="states .* inside jax.shard_map.*cfg=None"):
+        quantized(quantized.init_state(W, X), W, X)
+
+
+def test_name_in_messages():
+    quantized = quantize_function(two_layers, INT8, params=0)
+    assert repr(quantized) == "QuantizedFunction(two_layers, 1 rule)"
+
+
 def test_custom_gradients_of_the_user_stay():
     @jax.custom_vjp
     def layer(w, x):
@@ -627,6 +645,9 @@ def test_calls_without_the_state():
             quantized(params, X)
     with pytest.raises(ValueError, match="nothing for the contraction 'first'"):
         quantized({}, W, X)
+    of_one = quantize_function(jnp.matmul, config.static_int8())
+    with pytest.raises(ValueError, match=r"the contraction \(no name scope\) in"):
+        of_one({}, X, W)
     with pytest.raises(ValueError, match="'second' in 'aqt_stats'"):
         state = quantized.init_state(W, X)
         del state["aqt_stats"]["second"]

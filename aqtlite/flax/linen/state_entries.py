@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from aqtlite import errors
 from aqtlite.flax.linen import statistics
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.planned_lookup import Planned
@@ -45,7 +46,8 @@ def states_of(
                 continue  # Only needed for gradients.
             raise ValueError(
                 f"the collection {collection!r} has nothing for the contraction "
-                f"{one.path!r}: make the variables with the init of the quantized model"
+                f"{errors.quoted(one.path)}: make the variables with the init of the "
+                "quantized model"
                 + (
                     ", and gather statistics with aqtlite.flax.calibrate or "
                     f"model.apply(..., mutable=['{STATISTICS}'])"
@@ -95,8 +97,8 @@ def check_mapped(one: Planned, entry: Mapping[str, Any], params: Any) -> None:
     for field, state in learned.items():
         if any(jnp.shape(x)[:1] not in members for x in jax.tree.leaves(state)):
             raise ValueError(
-                f"the members of nn.vmap around {one.path!r} would share the learned "
-                f"scale of fwd.{field}, by rules: inject its config, "
+                f"the members of nn.vmap around {errors.quoted(one.path)} would share "
+                f"the learned scale of fwd.{field}, by rules: inject its config, "
                 "dot_general=AqtDotGeneral(cfg), or learn scales of weights alone"
             )
 

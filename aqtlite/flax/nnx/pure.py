@@ -15,8 +15,8 @@ from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel, float_class_of
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.recognition import forwarding
 from aqtlite.program import injected
-from aqtlite.program.convert import FrozenParameter
 from aqtlite.program.modules import marked_modules
+from aqtlite.program.serving.frozen_parameter import FrozenParameter
 
 _CAPTURES = "__captures__"
 

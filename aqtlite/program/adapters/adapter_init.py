@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.program.adapters import low_rank, magnitude, merging
 from aqtlite.program.planned import PlannedContraction
@@ -52,9 +53,9 @@ def start(
         how = weight.one.adapter
         if weight.frozen is not None and how is not None and how.init != "zero":
             raise ValueError(
-                f"the adapter of {weight.one.path!r} starts from its float weight "
-                f"(init={how.init!r}), which is frozen: make adapters of the float "
-                "parameters, and convert these then"
+                f"the adapter of {errors.quoted(weight.one.path)} starts from its "
+                f"float weight (init={how.init!r}), which is frozen: make adapters of "
+                "the float parameters, and convert these then"
             )
     made, before = merging.read_by(program, values, weights)
 
@@ -100,8 +101,8 @@ def check_keeps_weights(program: Program, remedy: str) -> None:
     """
     for one in filter(changes_weight, program.plan.replaced()):
         raise ValueError(
-            f"the adapter of {one.path!r} takes the largest directions out of its "
-            f"weight (init='pissa'), which changes: make both with {remedy}"
+            f"the adapter of {errors.quoted(one.path)} takes the largest directions "
+            f"out of its weight (init='pissa'), which changes: make both with {remedy}"
         )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.contraction import refused_gradient
 from aqtlite.operations import DotGeneral
 from aqtlite.program import keys
@@ -156,9 +156,10 @@ def parameters(one: "PlannedContraction", states: States) -> Mapping[str, Any]:
     """Returns the parameters of a contraction's adapter; raises if there are none."""
     if not states.adapter:
         raise ValueError(
-            f"the adapter of {one.path!r} has no parameters: make them with "
-            "init_adapters(variables, *args) of a Linen model, aqtlite.flax.nnx."
-            "init_state(model, *args), or init_state(*args) of a function"
+            f"the adapter of {errors.quoted(one.path)} has no parameters: make them "
+            "with init_adapters(variables, *args) of a Linen model, "
+            "aqtlite.flax.nnx.init_state(model, *args), or init_state(*args) of a "
+            "function"
         )
     return states.adapter
 
@@ -297,8 +298,8 @@ def _frozen(one: "PlannedContraction", weight: jax.Array) -> jax.Array:
     names = " and ".join(map(repr, one.parameters)) or "the weight"
     message = (
         f"a gradient was asked with respect to {names}, which is frozen: it has an "
-        f"adapter in {one.path!r}. Differentiate with respect to adapters alone: in "
-        "Linen the result of aqtlite.flax.adapters_of(variables), in NNX "
+        f"adapter in {errors.quoted(one.path)}. Differentiate with respect to adapters "
+        "alone: in Linen the result of aqtlite.flax.adapters_of(variables), in NNX "
         "nnx.DiffState(0, nnx.LoRAParam), of a function its state"
     )
     return refused_gradient.refused(lax.stop_gradient(weight), weight, message)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.jaxpr import changes, rewriting, slicing, tracing
 from aqtlite.jaxpr.axes import axes
 from aqtlite.jaxpr.replacement import Location, Replacement
@@ -222,8 +223,8 @@ def _merged(program: Program, weight: Weight, base: jax.Array) -> jax.Array:
     adapter = low_rank.parameters(one, program.states_of(one))
     if sum(one.site.per_step) != sum(weight.steps):
         raise ValueError(
-            f"the adapters of {one.path!r} cannot be merged: the steps of a scan have "
-            "one each, and share the weight"
+            f"the adapters of {errors.quoted(one.path)} cannot be merged: the steps of "
+            "a scan have one each, and share the weight"
         )
     merged = low_rank.merged_by(one)
     for _ in range(sum(one.site.per_step)):
@@ -269,10 +270,10 @@ def check_reached(one: PlannedContraction, got: Any, wanted: Any) -> None:
     largest = float(jnp.max(jnp.abs(wanted), initial=0.0))
     if not jnp.allclose(got, wanted, rtol=tolerance, atol=tolerance * largest):
         raise ValueError(
-            f"the adapter of {one.path!r} cannot be merged into "
+            f"the adapter of {errors.quoted(one.path)} cannot be merged into "
             f"{' and '.join(map(repr, one.parameters))}: the weight is more than moved "
-            "parameters, or another contraction of it has an adapter of its own. Serve "
-            "the adapter beside the weight"
+            "parameters, or another contraction of it has an adapter of its own. "
+            "Serve the adapter beside the weight"
         )
 
 

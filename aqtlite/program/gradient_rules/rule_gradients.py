@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from aqtlite import calibration, config
+from aqtlite import calibration, config, errors
 from aqtlite.config import arithmetic
 from aqtlite.contraction import differentiation, execution
 from aqtlite.jaxpr.replacement import Location, Replacement
@@ -192,7 +192,8 @@ def _check_axes(one: PlannedContraction, name: str, raw: config.DotGeneralRaw) -
             axes = getattr(tensor, field)
             if isinstance(axes, tuple):
                 raise ValueError(
-                    f"the contraction {one.path!r} has {name}.{side}.{field}={axes}, "
-                    f"and its gradient is that of a {one.rule_of_gradient}, which has "
-                    "its axes in an order of its own: leave it None"
+                    f"the contraction {errors.quoted(one.path)} has "
+                    f"{name}.{side}.{field}={axes}, and its gradient is that of a "
+                    f"{one.rule_of_gradient}, which has its axes in an order of its "
+                    "own: leave it None"
                 )

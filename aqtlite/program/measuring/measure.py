@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import rich.console
 import rich.progress
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.program import injected
 from aqtlite.program.compiled import undivided
 from aqtlite.program.convert import convert_function
@@ -206,8 +206,8 @@ def _track(
 def _check_sizes(one: PlannedContraction) -> None:
     if not all(isinstance(n, int) for n in (*one.lhs.shape, *one.rhs.shape)):
         raise ValueError(
-            f"the contraction {one.path!r} has a symbolic shape, {one.lhs} by "
-            f"{one.rhs}: plan a call with the sizes to measure"
+            f"the contraction {errors.quoted(one.path)} has a symbolic shape, "
+            f"{one.lhs} by {one.rhs}: plan a call with the sizes to measure"
         )
 
 

@@ -8,9 +8,8 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.output import tables
-from aqtlite.program import plan_table
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.rules import patterns
@@ -249,7 +248,7 @@ class Measurement:
 
     def _row(self, one: MeasuredContraction) -> tuple[str, ...]:
         first = one.alike[0]
-        path = first.path or plan_table.NO_SCOPE
+        path = first.path or errors.NO_SCOPE
         if len(one.alike) > 1:
             path += f" and {len(one.alike) - 1} more"
         times = [one.float_seconds, one.quantized_seconds]

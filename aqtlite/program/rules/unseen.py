@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from aqtlite import errors
 from aqtlite.jaxpr import equations, user_rules
 from aqtlite.jaxpr.recognition import opaque, producers, written_products
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program.gradient_rules import in_rules
-from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.rules import patterns
 from aqtlite.program.rules.rules import ANY_PATH, Rule
 
@@ -33,7 +33,7 @@ class Unseen:
         return self.rule is not None and rules[self.rule].cfg is None
 
     def __str__(self) -> str:
-        return f"  {self.path or NO_SCOPE}: {self.why_float}"
+        return f"  {self.path or errors.NO_SCOPE}: {self.why_float}"
 
 
 def found(

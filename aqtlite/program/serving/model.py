@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.jaxpr import analysis, slicing
 from aqtlite.jaxpr.axes import axes
 from aqtlite.jaxpr.origins import Origin
@@ -271,7 +271,7 @@ class FoundOperand:
         return self.frozen_operands in (self.key.side, "both")
 
     def __str__(self) -> str:
-        return f"{self.operand} of {'/'.join(self.key.path) or '/'}"
+        return f"{self.operand} of {'/'.join(self.key.path) or errors.NO_SCOPE}"
 
 
 @dataclasses.dataclass(frozen=True)
