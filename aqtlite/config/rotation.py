@@ -49,10 +49,10 @@ class Hadamard(representation.CompactRepr):
     powers of two, the constructions of Paley up to 512: of most multiples of 4."""
 
     fit: bool = False
-    """Where `size` does not divide the number of channels, take the largest power of
-    two below `size` that does; without one (or with sums over rows of several experts,
-    in the weight gradient of a `ragged_dot`) rotate nothing. Otherwise that is an
-    error."""
+    """Where `size` does not divide the number of channels, mix all of them if they are
+    fewer, of a known matrix; otherwise take the largest power of two below `size` that
+    divides them. Without one (or with sums over rows of several experts, in the weight
+    gradient of a `ragged_dot`) rotate nothing. False: all this is an error."""
 
     seed: int = 0
     """Seed of the signs. All blocks have the same ones."""

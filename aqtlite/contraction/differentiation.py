@@ -271,7 +271,7 @@ def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -
                 f"a second derivative was asked for of the gradient of {gradient} "
                 f"with respect to {other}, but d{gradient}.rhs.use_fwd_quant=True "
                 f"saves only the integers of {other}, which have none. Set it to "
-                "False, for instance with config.fully_quantized(use_fwd_quant=False)"
+                f'False: config.update(cfg, {{"d{gradient}.rhs.use_fwd_quant": False}})'
             )
 
 

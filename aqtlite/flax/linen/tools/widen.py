@@ -14,8 +14,9 @@ def widen_int4(variables: Any) -> Any:
 
     XLA packs two int4 into a byte, and CPUs and GPUs unpack them at every call.
     Widened once, they take twice the memory, and on CPUs as little time as int8
-    weights; `compile_serving` reads int4 as fast there, but for weights in blocks. The
-    results are equal bit for bit.
+    weights; `compile_serving` reads int4 as fast there, but for weights in blocks.
+    Weights that ``packed="cpu"`` packed stay as they are. The results are equal bit for
+    bit.
 
     Args:
         variables: serving variables from `aqtlite.flax.convert` or
