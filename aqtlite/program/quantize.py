@@ -74,7 +74,11 @@ class QuantizedFunction:
         If `has_state`, or if the first argument is a state of `init_state` that is not
         empty, the result is a pair: the function's result, and the state updated with
         the statistics of this call.
+
+        Raises:
+            TypeError: if the state is missing, or arguments are serving parameters.
         """
+        frozen_parameter.check_none(self.__name__, (args, kwargs))
         is_given = bool(args) and states_lib.is_state(args[0])
         # Contractions that a framework injects have calibrations of their own.
         is_filled = is_given and states_lib.is_filled(args[0])
@@ -263,12 +267,7 @@ class QuantizedFunction:
         )
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
-        """Traces a call.
-
-        Raises:
-            TypeError: if an argument holds a parameter that a conversion froze.
-        """
-        frozen_parameter.check_none(self.__name__, (args, kwargs))
+        """Traces a call."""
         return flax_models.trace(
             lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
         )
