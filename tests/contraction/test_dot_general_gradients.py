@@ -278,3 +278,24 @@ def test_a_result_may_be_wider_where_users_forbid_promotion():
     wanted = jax.grad(total, argnums=(0, 1))(x, w)
     with jax.numpy_dtype_promotion("strict"):
         assert_same(jax.grad(total, argnums=(0, 1))(x, w), wanted)
+
+
+@pytest.mark.parametrize("preset", ["fully_quantized", "qat", "fp8", "w4a8"])
+def test_a_second_derivative_names_the_change_of_the_config_that_gives_it(preset):
+    cfg = getattr(config, preset)()
+
+    def mixed(cfg):
+        dot = aqtlite.make_dot_general(cfg)
+
+        def loss(x, w):
+            return (dot(x, w, MATMUL) ** 2).sum()
+
+        return jax.grad(lambda x: (jax.grad(loss, 1)(x, W) ** 2).sum())(X)
+
+    change = {"drhs.rhs.use_fwd_quant": False}
+    with pytest.raises(
+        ValueError, match="second derivative .*: config.update"
+    ) as error:
+        mixed(cfg)
+    assert f"config.update(cfg, {change})".replace("'", '"') in str(error.value)
+    assert mixed(config.update(cfg, change)).shape == X.shape
