@@ -106,8 +106,9 @@ def test_is_served_bit_for_bit_and_from_disk(trained, tmp_path):
     for name in NAMES:
         q = serving["aqt"][name]["Dense_0"]["kernel"]["rhs"]
         assert q.numerics == GRIDS[name]
-        stored = GRIDS[name].storage_dtype
-        assert q.qvalue.dtype == ("int4" if stored == "uint4" else stored)
+        is_of_four_bits = name in ("uint4", "nf4", "fp4_e2m1")
+        stored = "int4" if is_of_four_bits else GRIDS[name].storage_dtype
+        assert q.qvalue.dtype == stored
     for x in (X, X[:1]):
         assert_served_equals_trained(MODEL, variables, x, serving=serving)
     source, target = tmp_path / "source", tmp_path / "target"
