@@ -287,7 +287,7 @@ def log(report: ConversionReport) -> None:
             unfrozen,
             report,
         )
-    elif report.bytes_after == report.bytes_before:  # Nothing is frozen beside, either.
+    elif not frozen and report.bytes_after == report.bytes_before:  # Nor beside floats.
         logging.warning("aqtlite froze no parameters:\n%s", report)
     else:
         logging.info(
