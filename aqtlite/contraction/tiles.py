@@ -19,7 +19,6 @@ from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes import block_shapes
 
-_MATRICES = ((1,), (1,)), ((), ())
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 _INTEGERS = (jnp.int4, jnp.int8)
 
@@ -199,7 +198,7 @@ def by_kernel(
     has_zero = lhs_zero is not None or rhs_zero is not None
     if has_zero or rhs_scale is None or not (is_float or lhs.dtype in _INTEGERS):
         return None
-    rank, tiles = len(counts), math.prod(counts)
+    rank = len(counts)
     last = tuple(tuple(range(x.ndim - rank, x.ndim)) for x in (lhs, rhs))
     has_tiles = rhs_scale.shape[-rank:] == counts and (
         lhs_scale is None
@@ -211,11 +210,10 @@ def by_kernel(
     if operation.dims != (last, ((), ())) or not has_tiles:
         return None
     lhs_rest, rhs_rest = lhs.shape[:-rank], rhs.shape[:-rank]
-    rows, columns = (
-        jax.ShapeDtypeStruct((math.prod(rest), math.prod(x.shape[-rank:])), x.dtype)
-        for x, rest in ((lhs, lhs_rest), (rhs, rhs_rest))
-    )
-    if not panel_products.takes_scaled(rows, columns, _MATRICES, tiles):
+    if rhs.dtype not in _INTEGERS or 0 in lhs.shape:
+        return None
+    columns, size = math.prod(rhs_rest), math.prod(_sizes(rhs.shape, counts))
+    if not panel_products.reads(columns, size, jnp.iinfo(rhs.dtype).bits):
         return None
     weights = _weights_in_rows(rhs, counts)
     if weights is None:

@@ -65,14 +65,19 @@ def build(cases, opset):
     return made, inputs, outputs
 
 
+def by_opset(family):
+    """Opsets with the cases of a family, by number."""
+    found = collections.defaultdict(dict)
+    for number, case in enumerate(FAMILIES[family]):
+        found[case.opset][number] = case
+    return found.items()
+
+
 @functools.cache
 def results(family):
     """(expected, computed, computed of known inputs) by case of a family."""
     found = {}
-    by_opset = collections.defaultdict(dict)
-    for number, case in enumerate(FAMILIES[family]):
-        by_opset[case.opset][number] = case
-    for opset, cases in by_opset.items():
+    for opset, cases in by_opset(family):
         made, inputs, outputs = build(cases, opset)
         expected = session_of(made).run(None, inputs)
         names = [name for names in outputs.values() for name in names]
@@ -106,10 +111,7 @@ def test_equals_onnxruntime(family, number):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shapes_inside_shard_map(family):
-    by_opset = collections.defaultdict(dict)
-    for number, case in enumerate(FAMILIES[family]):
-        by_opset[case.opset][number] = case
-    for opset, cases in by_opset.items():
+    for opset, cases in by_opset(family):
         made, inputs, _ = build(cases, opset)
         function, parameters = aqtlite.onnx.load(made)
 

@@ -86,17 +86,14 @@ def takes(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
     return 0 not in lhs.shape and reads(columns, products, 8)
 
 
-def takes_scaled(
-    lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers, tiles: int = 1
-) -> bool:
-    """Returns True if `scaled_sums` contracts operands: rhs of int4 or int8."""
+def takes_scaled(lhs: _Typed, rhs: _Typed, dims: dn.DimensionNumbers) -> bool:
+    """Returns True if `sums_of_floats` contracts operands: rhs of int4 or int8."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
     if rhs.dtype not in (jnp.int4, jnp.int8) or batch or not is_last or 0 in lhs.shape:
         return False
     *columns, products = rhs.shape
-    bits = jnp.iinfo(rhs.dtype).bits
-    return products % tiles == 0 and reads(math.prod(columns), products // tiles, bits)
+    return reads(math.prod(columns), products, jnp.iinfo(rhs.dtype).bits)
 
 
 def reads(columns: int, products: int, bits: int) -> bool:

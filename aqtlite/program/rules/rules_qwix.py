@@ -147,10 +147,11 @@ def _fields(rule: Any) -> dict[str, Any]:
         given = dict(rule)
     elif dataclasses.is_dataclass(rule) and not isinstance(rule, type):
         _check_class(type(rule))
-        given = {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule)}
-        start = type(rule).__dataclass_fields__.get("lora_a_initializer")
-        if start is not None and given[start.name] is start.default:
-            given[start.name] = None
+        given = {
+            f.name: getattr(rule, f.name)
+            for f in dataclasses.fields(rule)
+            if f.name != "lora_a_initializer" or getattr(rule, f.name) is not f.default
+        }
     else:
         raise TypeError(
             "from_qwix takes rules of Qwix, such as qwix.QuantizationRule(...), or "
