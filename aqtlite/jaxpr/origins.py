@@ -11,6 +11,7 @@ from jax.extend.core import primitives
 
 from aqtlite.jaxpr.axes import axis_facts
 from aqtlite.jaxpr.axes.axis_facts import Facts
+from aqtlite.shapes import processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +137,7 @@ def digest(*parts: str) -> str:
 
 
 def _digest_of(value: Any) -> str | None:
-    if isinstance(value, jax.core.Tracer) or (
-        isinstance(value, jax.Array) and not value.is_fully_addressable
-    ):
+    if not processes.is_readable(value):
         return None
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         kind, value = str(value.dtype), jax.random.key_data(value)

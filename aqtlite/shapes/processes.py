@@ -24,6 +24,11 @@ def spans(x: Any) -> bool:
     return _placed_beyond(x) is not None
 
 
+def is_readable(x: Any) -> bool:
+    """Whether this process has the values of an array, which is not traced."""
+    return not isinstance(x, jax.core.Tracer) and not spans(x)
+
+
 def spanned_by(tree: Any) -> Devices:
     """Returns the devices of arrays that span processes; none if all are here.
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from aqtlite.shapes import processes
+
 Source = tuple[int, int]
 """Index of an input of the function, and one of its axes."""
 
@@ -88,9 +90,7 @@ def unknown(ndim: int) -> Facts:
 def of_constant(value: Any) -> Facts:
     """Returns the facts about a constant of known or unknown values."""
     ndim = np.ndim(value)
-    is_known = not isinstance(value, jax.core.Tracer) and (
-        not isinstance(value, jax.Array) or value.is_fully_addressable
-    )
+    is_known = processes.is_readable(value)
     is_number = value.dtype == bool or any(
         jax.dtypes.issubdtype(value.dtype, kind) for kind in (np.integer, np.floating)
     )

@@ -14,6 +14,7 @@ from jax.extend.core import primitives
 
 from aqtlite.jaxpr import equations, registry
 from aqtlite.jaxpr.replacement import Location
+from aqtlite.shapes import processes
 
 
 class Body:
@@ -71,7 +72,7 @@ class Value(NamedTuple):
         closed = self.body.closed
         for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
             if var is self.atom:
-                return value if _is_known(value) else None
+                return value if processes.is_readable(value) else None
         return None
 
     @property
@@ -85,12 +86,6 @@ class Value(NamedTuple):
     def inputs(self) -> list["Value"]:
         """The inputs of its maker, each as `source`."""
         return [source(Value(atom, self.body)) for atom in self.maker.invars]
-
-
-def _is_known(value: Any) -> bool:
-    if isinstance(value, jax.core.Tracer):
-        return False
-    return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
 def operands(program: Body, location: Location) -> list[Value] | None:
