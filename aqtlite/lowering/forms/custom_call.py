@@ -12,7 +12,8 @@ import functools
 import importlib.metadata
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -85,8 +86,28 @@ def _version(header: str) -> tuple[int, ...]:
     return tuple(map(int, found))
 
 
-def register(name: str, function: "Function") -> None:
-    """Compiles a function for this processor, and registers it for XLA:CPU."""
+def register(name: str, write: Callable[[], "Function"]) -> None:
+    """Compiles a function for this processor, and registers it for XLA:CPU.
+
+    A name that is registered already is left as it is: XLA takes it once in a process,
+    and threads may lower programs with one function at the same time.
+    """
+    with _LOCK:
+        if name not in _ENGINES:
+            _ENGINES[name] = _compiled(write())
+            address = ctypes.c_void_p(_ENGINES[name].get_function_address("handle"))
+            handler = jax.ffi.pycapsule(address)
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+
+
+_LOCK = threading.Lock()
+
+_ENGINES: dict[str, Any] = {}
+"""Owners of the code of functions, by name."""
+
+
+def _compiled(function: "Function") -> Any:
+    """Returns LLVM's engine, which owns the code."""
     binding = extras.package("llvmlite.binding")
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -102,9 +123,7 @@ def register(name: str, function: "Function") -> None:
     passes.getModulePassManager().run(module, passes)
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    _ENGINES.append(engine)
-    address = ctypes.c_void_p(engine.get_function_address("handle"))
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
+    return engine
 
 
 def features(host: Mapping[str, bool]) -> str:
@@ -113,10 +132,6 @@ def features(host: Mapping[str, bool]) -> str:
         f"{'+' if has_it and processor.is_within_limit(name) else '-'}{name}"
         for name, has_it in host.items()
     )
-
-
-_ENGINES: list[Any] = []
-"""Owners of the code of functions."""
 
 
 class Function(abc.ABC):

@@ -8,7 +8,6 @@ multiplies them with as many rows of the other operand as there are registers fo
 import contextlib
 import dataclasses
 import enum
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,7 +73,6 @@ class Kernel:
     """Grid to which rows of floats are rounded; None for rows that are not."""
 
 
-@functools.cache
 def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
@@ -92,7 +90,7 @@ def registered(kernel: Kernel) -> str:
     if grid is not None:
         own = () if grid.own_scales is None else vars(grid.own_scales).values()
         name = "_".join([name, *map(str, (grid.largest, *own))])
-    custom_call.register(name, PanelFunction(kernel))
+    custom_call.register(name, lambda: PanelFunction(kernel))
     return name
 
 

@@ -226,9 +226,8 @@ class PlaneFunction(custom_call.Function):
             done = after
 
 
-@functools.cache
 def registered(kind: type[PlaneFunction], bits: int, instructions: Instructions) -> str:
     """Compiles a kernel, and returns the name of its custom call."""
     name = f"aqtlite_planes_{kind.__name__}_{bits}_{int(instructions)}"
-    custom_call.register(name, kind(bits, instructions))
+    custom_call.register(name, lambda: kind(bits, instructions))
     return name

@@ -1,7 +1,6 @@
 """Instructions of x86-64 that a processor may lack, in those of any."""
 
 import contextlib
-import functools
 
 from aqtlite.lowering.forms import (
     custom_call,
@@ -62,9 +61,8 @@ def take_amx(monkeypatch):
     monkeypatch.setattr(integer_products, "of_processor", lambda: Instructions.AMX)
 
 
-@functools.cache
 def _registered(kernel):
     *numbers, grid = vars(kernel).values()
     name = "_".join([NAME, *map(str, map(int, numbers)), str(hash(grid))])
-    custom_call.register(name, panel_kernel.PanelFunction(kernel))
+    custom_call.register(name, lambda: panel_kernel.PanelFunction(kernel))
     return name

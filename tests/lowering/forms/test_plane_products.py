@@ -69,10 +69,9 @@ def test_sums_are_exact_at_the_largest_magnitudes(bits, rows, channels, length):
 def test_sums_in_wide_vectors(monkeypatch):
     """Of 64 bytes, as on processors with AVX-512."""
 
-    @functools.cache
     def registered(kind, bits, instructions):
         name = f"tested_planes_{kind.__name__}_{bits}"
-        custom_call.register(name, kind(bits, instructions))
+        custom_call.register(name, lambda: kind(bits, instructions))
         return name
 
     monkeypatch.setattr(Instructions, "products", emulated.Dots())
