@@ -255,9 +255,7 @@ class Programs:
                 for i, one in enumerate(switches)
             }
             found, aux = call.evaluate(traced.jaxpr, values, replacements)
-            # Outputs that are constants of the program may not be arrays.
-            outputs = jax.tree.map(lambda i: jnp.asarray(found[i]), traced.outputs)
-            out = call.result(outputs)
+            out = call.result(traced.result(found))
             pairs = zip(switches, replacements, strict=True)
             squares = [one.squares(aux[location]) for one, location in pairs]
             signals, noises = zip(*squares, strict=True)

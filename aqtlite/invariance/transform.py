@@ -5,8 +5,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import jax
-import jax.numpy as jnp
 from jax.extend import core
 
 from aqtlite.invariance import finding
@@ -56,7 +54,7 @@ def invariant(fn: F) -> F:
     def function(*args: Any, **kwargs: Any) -> Any:
         traced = tracing.trace(lambda args, kwargs: fn(*args, **kwargs), (args, kwargs))
         outputs, _ = evaluate(traced.jaxpr, traced.values((args, kwargs)), {})
-        return jax.tree.map(lambda i: jnp.asarray(outputs[i]), traced.outputs)
+        return traced.result(outputs)
 
     return function  # type: ignore[return-value]
 

@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 
@@ -28,6 +29,13 @@ class Traced:
         """Returns the inputs of the jaxpr, given arguments of this structure."""
         leaves = jax.tree.leaves(args)
         return [leaves[i] for i in self.leaves]
+
+    def result(self, outputs: Sequence[Any]) -> Any:
+        """Returns the result, given the outputs of the jaxpr.
+
+        Outputs that are constants of the program become arrays.
+        """
+        return jax.tree.map(lambda i: jnp.asarray(outputs[i]), self.outputs)
 
 
 def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Traced:

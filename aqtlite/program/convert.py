@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from aqtlite.program import served, weight_parameters
 from aqtlite.program.calibration_state import State
@@ -190,7 +189,7 @@ class ServingFunction:
         given = [*leaves, *jax.tree.leaves((args, kwargs))]
         values = [given[i] for i in program.traced.leaves]
         outputs = served.serve(program, values, frozen, self.converter)
-        return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
+        return program.traced.result(outputs)
 
 
 _KEYS = {"params", "state", COLLECTION}

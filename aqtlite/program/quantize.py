@@ -4,9 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from aqtlite import errors
 from aqtlite.calibration import masks as masks_lib
 from aqtlite.jaxpr import tracing
@@ -235,9 +232,7 @@ class QuantizedFunction:
         program = self.program(state, args, kwargs)
         values = program.traced.values((args, kwargs))
         outputs, aux = program.evaluate(values, how)
-        # Outputs that are constants of the program may not be arrays.
-        out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
-        return out, program.plan, aux
+        return program.traced.result(outputs), program.plan, aux
 
     def program(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -295,6 +290,7 @@ def quantize_function(
     Contractions that are already quantized, by `make_dot_general` or
     `aqtlite.flax.AqtDotGeneral`, are unchanged.
 
+    >>> import jax, jax.numpy as jnp
     >>> from aqtlite import config
     >>> def mlp(params, x):
     ...     for i, w in enumerate(params):

@@ -147,7 +147,7 @@ def _run(
     replacements = {site.location: _output(site) for site, _ in found}
     values = traced.values((args, kwargs))
     outputs, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
-    out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), traced.outputs)
+    out = traced.result(outputs)
     taps = _taps([(site, note, aux[site.location]) for site, note in found])
     if what == "operands":
         return out, taps

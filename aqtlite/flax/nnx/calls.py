@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from absl import logging
 
 from aqtlite.flax.nnx import layers
@@ -214,7 +213,7 @@ class ModelFunction(QuantizedFunction):
         program = dataclasses.replace(program, plan=plan, states_in=lambda *_: States())
         values = program.traced.values((args, {}))
         outputs, _ = program.evaluate(values, _marked)
-        return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
+        return program.traced.result(outputs)
 
 
 def _marked(one: Planned, states: States) -> Replacement:
