@@ -11,7 +11,6 @@ from rich import filesize
 
 from aqtlite import errors
 from aqtlite.output import plots, rich_tables
-from aqtlite.program import plan_table
 from aqtlite.program.rules import rules as rules_lib
 from aqtlite.program.rules.rules import Rule
 
@@ -195,7 +194,7 @@ class Allocation:
         return rich_tables.as_html(self.summary(), weights, points)
 
     def __repr__(self) -> str:
-        return plan_table.as_text(self)
+        return rich_tables.as_text(self)
 
 
 def _microseconds(seconds: float) -> str:

@@ -18,7 +18,6 @@ from aqtlite.allocation.programs import Programs
 from aqtlite.allocation.subject import subject_of
 from aqtlite.allocation.switches import Switch
 from aqtlite.output import plots, rich_tables
-from aqtlite.program import plan_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Sensitivity:
         return rich_tables.as_html(self.summary(), self._rows())
 
     def __repr__(self) -> str:
-        return plan_table.as_text(self)
+        return rich_tables.as_text(self)
 
 
 def sensitivity(

@@ -11,8 +11,8 @@ import rich.table
 
 from aqtlite.edge import masks
 from aqtlite.edge.graph import Node
-from aqtlite.edge.report import text_of
 from aqtlite.edge.simulate import Simulation
+from aqtlite.output import rich_tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Comparison:
         return table
 
     def __str__(self) -> str:
-        return text_of(self)
+        return rich_tables.as_text(self, width=120)
 
     def plot(self) -> Any:
         """Draws the signal-to-noise ratio of every value; returns a Matplotlib figure.

@@ -10,6 +10,7 @@ import rich.console
 import rich.table
 from rich import filesize
 
+from aqtlite.output import rich_tables
 from aqtlite.shapes.sharding import describe
 
 Processors = Literal["any", "vnni"]
@@ -166,15 +167,7 @@ class Report:
         return table
 
     def __str__(self) -> str:
-        return text_of(self)
-
-
-def text_of(table: Any) -> str:
-    """Renders a table as text, 120 columns wide."""
-    console = rich.console.Console(width=120, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return rich_tables.as_text(self, width=120)
 
 
 def _as_dict(tensor: Tensor) -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """Tables of figures for terminals and notebooks."""
 
 import math
+import sys
 from typing import Any
 
 import rich.box
+import rich.console
 import rich.table
 import rich.text
 
 from aqtlite.output import tables
 from aqtlite.output.tables import Rows
+
+_WIDE = 180
+"""Width in columns if the output is not a terminal."""
 
 
 def layout(rows: Rows, num_texts: int) -> rich.table.Table:
@@ -31,6 +36,21 @@ def layout(rows: Rows, num_texts: int) -> rich.table.Table:
     for row in others:
         table.add_row(*map(rich.text.Text, row))
     return table
+
+
+def as_text(shown: rich.console.RenderableType, width: int | None = None) -> str:
+    """Formats a table as text.
+
+    Args:
+        shown: the table, or what else rich shows.
+        width: number of columns; None for those of the terminal.
+    """
+    if width is None and not sys.stdout.isatty():
+        width = _WIDE
+    console = rich.console.Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def as_html(title: str, *several: Rows) -> str:

@@ -19,6 +19,7 @@ from aqtlite.jaxpr.recognition import lookups as forms_of_lookups
 from aqtlite.jaxpr.recognition import opaque, producers, written_products
 from aqtlite.jaxpr.sites import NamedValue, Site
 from aqtlite.operations.inputs import Matrices
+from aqtlite.output import rich_tables
 from aqtlite.program import (
     injected,
     lookups,
@@ -187,7 +188,7 @@ class Plan:
         )
 
     def __repr__(self) -> str:
-        return plan_table.as_text(self)
+        return rich_tables.as_text(self)
 
 
 _OMITTED = {

@@ -1,7 +1,6 @@
 """Formats plans as tables for terminals and notebooks."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 
 import rich.box
@@ -29,9 +28,6 @@ NO_CONTRACTIONS = (
 _HEADS = ("path", "op", "lhs", "rhs", "rule", "runs in", "gradients in")
 _PLATFORM = "contracted in"
 """Head of a further column, in a plan for a platform."""
-
-_WIDE = 180
-"""Width in columns if the output is not a terminal."""
 
 
 def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]:
@@ -106,15 +102,6 @@ def layout(
         lines.append(f"    gradients in {gradients}")
         lines += [f"    on {one}" for one in contracted_in]
     return rich.text.Text("\n".join(lines))
-
-
-def as_text(plan: rich.console.RenderableType) -> str:
-    """Formats a plan as text in the width of the terminal."""
-    width = None if sys.stdout.isatty() else _WIDE
-    console = rich.console.Console(width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(plan)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def as_html(title: str, rows: Sequence[Sequence[str]]) -> str:

@@ -14,8 +14,7 @@ import rich.text
 from rich import filesize
 
 from aqtlite import errors
-from aqtlite.output import tables
-from aqtlite.program.plan_table import as_text
+from aqtlite.output import rich_tables, tables
 from aqtlite.reporting.contraction import ReportedContraction
 from aqtlite.reporting.memory import Memory
 
@@ -109,7 +108,7 @@ class Comparison:
         return tables.as_html([self._heads(), *self._rows()]) + below
 
     def __repr__(self) -> str:
-        return as_text(self)
+        return rich_tables.as_text(self)
 
 
 def _text(one: ReportedContraction | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aqtlite import errors
-from aqtlite.output import files
+from aqtlite.output import files, rich_tables
 from aqtlite.reporting import histogram, page_script, page_style, tables
 
 _PAGE = """\
@@ -114,7 +114,7 @@ def _text(
     return _PAGE.format(
         title=html.escape(tables.title(report)),
         lines=html.escape(" · ".join(lines[:2])),
-        text=html.escape(tables.as_text(report)),
+        text=html.escape(rich_tables.as_text(report)),
         style=page_style.STYLE,
         script=page_script.SCRIPT,
         data=as_json,

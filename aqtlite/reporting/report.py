@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import rich.console
 
 from aqtlite import errors
+from aqtlite.output import rich_tables
 from aqtlite.program import contracted_in
 from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import Parameters
@@ -216,7 +217,7 @@ class Report:
         return tables.as_html(self)
 
     def __repr__(self) -> str:
-        return tables.as_text(self)
+        return rich_tables.as_text(self)
 
 
 def report(

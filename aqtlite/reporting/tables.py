@@ -1,7 +1,6 @@
 """Reports as tables, for terminals and notebooks."""
 
 import html
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from aqtlite.reporting.report import Report
 
 HEADS = ("path", "role", "op", "lhs", "rhs", "asked", "runs in", "share", "notes")
-
-_WIDE = 180
-"""Width in columns if the output is not a terminal."""
 
 
 def rows_of(report: "Report") -> list[tuple[str, ...]]:
@@ -122,15 +118,6 @@ def of_report(report: "Report") -> Iterator[rich.console.RenderableType]:
         table.add_row(*map(rich.text.Text, row))
     yield table
     yield rich.text.Text("\n".join(summary(report)))
-
-
-def as_text(report: "Report") -> str:
-    """Formats a report as text in the width of the terminal."""
-    width = None if sys.stdout.isatty() else _WIDE
-    console = rich.console.Console(width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(report)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def as_html(report: "Report") -> str:

@@ -14,7 +14,6 @@ import rich.text
 
 from aqtlite import config, errors
 from aqtlite.output import rich_tables
-from aqtlite.program import plan_table
 
 _STATIC: dict[str, Any] = {"static": True}
 
@@ -227,7 +226,7 @@ class Taps:
     def __repr__(self) -> str:
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self)):
             return f"Taps of {len(self.operands)} operands, traced"
-        return plan_table.as_text(self)
+        return rich_tables.as_text(self)
 
 
 def label(path: str) -> str:
