@@ -28,7 +28,7 @@ from aqtlite.jaxpr import (
 )
 from aqtlite.jaxpr.axes import axis_facts, axis_rules
 from aqtlite.jaxpr.axes.axis_facts import Facts
-from aqtlite.jaxpr.origins import NOTHING, Loop, Origin, digest
+from aqtlite.jaxpr.origins import NOTHING, Loop, Origin, Transposed, digest
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.lowering import target
 
@@ -78,6 +78,10 @@ class Site:
     def operation(self) -> str:
         """Name of the function of `jax.lax` that made it."""
         return registry.OF_PRIMITIVES[self.eqn.primitive.name]
+
+    def untransposed(self, index: int) -> Transposed | None:
+        """Returns `Origin.untransposed` of an operand."""
+        return self.operands[index].untransposed(len(self.eqn.invars[index].aval.shape))
 
 
 class NamedValue(NamedTuple):

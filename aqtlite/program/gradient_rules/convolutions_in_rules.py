@@ -38,10 +38,7 @@ def side_of(one: Site, site: Site, index: int) -> Side | None:
     side = SIDES[index]
     other = 1 - index
     wanted = _by_jax(site, side)
-    found_value, wanted_value = (
-        x.operands[other].untransposed(len(x.eqn.invars[other].aval.shape))
-        for x in (one, wanted)
-    )
+    found_value, wanted_value = (x.untransposed(other) for x in (one, wanted))
     if found_value is None or wanted_value is None:
         return None
     is_alike = (

@@ -28,9 +28,9 @@ def side_of(one: Site, site: Site, index: int) -> Side | None:
     if why_not_quantized(site.eqn) is not None:
         return None
     other = 1 - index
-    found = one.operands[other].untransposed(len(one.eqn.invars[other].aval.shape))
+    found = one.untransposed(other)
     for side, letters in zip(SIDES, (_W, _X), strict=True):
-        kept = site.operands[1 - SIDES.index(side)].untransposed(len(letters))
+        kept = site.untransposed(1 - SIDES.index(side))
         if found is None or kept is None or found.identity != kept.identity:
             continue
         by_axis = dict(zip(kept.permutation, letters, strict=True))

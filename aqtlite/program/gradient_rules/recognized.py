@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from aqtlite.jaxpr.origins import Transposed
 from aqtlite.jaxpr.rule_sites import InCall
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Side
@@ -76,19 +75,15 @@ def _side_of_dot(one: Site, site: Site, index: int) -> Side | None:
         site: contraction of the function.
         index: which operand of `one` depends on the gradient of a result.
     """
-    other = _untransposed(one, 1 - index)
+    other = one.untransposed(1 - index)
     for side in SIDES:
-        kept = _untransposed(site, 1 - SIDES.index(side))
+        kept = site.untransposed(1 - SIDES.index(side))
         if other is None or kept is None or kept.identity != other.identity:
             continue
         alike = tuple(map(kept.permutation.index, other.permutation))
         if _contracts(one, site, side, index, alike):
             return side
     return None
-
-
-def _untransposed(site: Site, index: int) -> Transposed | None:
-    return site.operands[index].untransposed(len(site.eqn.invars[index].aval.shape))
 
 
 def _contracts(
