@@ -14,6 +14,7 @@ from aqtlite.edge import weights as weights_lib
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply, Subtract
+from aqtlite.edge.operators.base import is_transposed_convolution
 from aqtlite.edge.operators.contractions import BatchMatMul, Weighted
 from aqtlite.edge.operators.layout import Rescale
 from aqtlite.edge.operators.reductions import Mean, Sum
@@ -236,7 +237,7 @@ def deploy_as_configured(model: Any, variables: Any, args: tuple[Any, ...]) -> D
         if weights_lib.has_weight(node) and node.inputs[1] in frozen:
             weight = frozen[node.inputs[1]]
             operands[node.output] = {1: weight.quantized}
-            if weight.is_dynamic and not weights_lib.is_transposed(node):
+            if weight.is_dynamic and not is_transposed_convolution(node.operator):
                 dynamic.add(node.output)
     return Deployed(program, {}, operands, known, frozenset(dynamic))
 

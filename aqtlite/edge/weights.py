@@ -9,7 +9,7 @@ import numpy as np
 from aqtlite import calibration, config, numerics
 from aqtlite.edge.graph import Graph, Node
 from aqtlite.edge.grid import Grid, Quantized
-from aqtlite.edge.operators.base import Equation
+from aqtlite.edge.operators.base import is_transposed_convolution
 from aqtlite.edge.operators.contractions import BatchMatMul, Weighted
 from aqtlite.edge.operators.layout import Reshape, Transpose
 from aqtlite.edge.operators.weights import QuantizedOperand
@@ -28,17 +28,8 @@ class FrozenWeight:
 
 def has_weight(node: Node) -> bool:
     """Whether an operator can take a frozen weight as its second input."""
-    return isinstance(node.operator, Weighted | BatchMatMul) or is_transposed(node)
-
-
-def is_transposed(node: Node) -> bool:
-    """Whether an operator is a transposed convolution, which stays an equation."""
-    operator = node.operator
-    return (
-        isinstance(operator, Equation)
-        and operator.primitive == "conv_general_dilated"
-        and any(step != 1 for step in operator.params["lhs_dilation"])
-    )
+    is_contraction = isinstance(node.operator, Weighted | BatchMatMul)
+    return is_contraction or is_transposed_convolution(node.operator)
 
 
 def values_of(graph: Graph) -> frozenset[int]:

@@ -7,7 +7,7 @@ from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.litert import sorting, transposed
 from aqtlite.edge.operators import sorts
-from aqtlite.edge.operators.base import Operator
+from aqtlite.edge.operators.base import Operator, is_transposed_convolution
 
 
 def check(deployed: Deployed) -> None:
@@ -37,7 +37,7 @@ def compute(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         node: node of the operator.
         inputs: its inputs, as `operands` returns them.
     """
-    if transposed.is_transposed(node.operator):
+    if is_transposed_convolution(node.operator):
         return transposed.compute(node.operator, inputs)
     if sorts.is_sort(node.operator):
         return sorting.compute(node.operator, inputs)

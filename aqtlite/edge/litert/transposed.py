@@ -12,23 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.edge.operators.base import Equation, Operator
+from aqtlite.edge.operators.base import (
+    Equation,
+    Operator,
+    is_transposed_convolution,
+)
 
 _LARGEST_RANK = 4
 
 
-def is_transposed(operator: Operator) -> bool:
-    """Whether an operator is a transposed convolution, which stays in float."""
-    return (
-        isinstance(operator, Equation)
-        and operator.primitive == "conv_general_dilated"
-        and any(step != 1 for step in operator.params["lhs_dilation"])
-    )
-
-
 def refusal(operator: Operator, shape: Sequence[int]) -> str | None:
     """Why LiteRT has no transposed convolution of a shape; None if it has."""
-    if not is_transposed(operator) or len(shape) <= _LARGEST_RANK:
+    if not is_transposed_convolution(operator) or len(shape) <= _LARGEST_RANK:
         return None
     return (
         "it is a transposed convolution over more than two axes; a path that ends in "
@@ -41,17 +36,15 @@ def takes_frozen(operator: Operator) -> bool:
 
     The converter slices the kernel of a transposed convolution of groups in the file.
     """
-    if not is_transposed(operator):
+    if not is_transposed_convolution(operator):
         return True
-    assert isinstance(operator, Equation)
     return bool(operator.params["feature_group_count"] == 1)
 
 
 def dilated(operator: Operator, position: int, x: Any) -> Any:
     """An operand of any operator, as `compute` takes it: a kernel with its zeros."""
-    if position != 1 or not is_transposed(operator):
+    if position != 1 or not is_transposed_convolution(operator):
         return x
-    assert isinstance(operator, Equation)
     steps, widths = operator.params["rhs_dilation"], [(0, 0, 0)] * x.ndim
     axes = operator.params["dimension_numbers"].rhs_spec[2:]
     for axis, step in zip(axes, steps, strict=True):
@@ -59,14 +52,13 @@ def dilated(operator: Operator, position: int, x: Any) -> Any:
     return lax.pad(x, np.zeros((), x.dtype), widths) if max(steps) > 1 else x
 
 
-def compute(operator: Operator, inputs: Sequence[Any]) -> list[jax.Array]:
+def compute(operator: Equation, inputs: Sequence[Any]) -> list[jax.Array]:
     """Computes a transposed convolution from all its sums, of which it takes some.
 
     Args:
-        operator: operator that `is_transposed`.
+        operator: a transposed convolution.
         inputs: its inputs, as `dilated` returns them.
     """
-    assert isinstance(operator, Equation)
     params, (x, kernel) = operator.params, inputs
     dims = params["dimension_numbers"]
     of_window, of_sums = dims.rhs_spec[2:], dims.out_spec[2:]

@@ -12,7 +12,7 @@ from aqtlite.edge.onnx import weights
 from aqtlite.edge.onnx.call import Call, Form
 from aqtlite.edge.onnx.writer import Array
 from aqtlite.edge.operators import contractions, reductions
-from aqtlite.edge.operators.base import Equation
+from aqtlite.edge.operators.base import Equation, is_transposed_convolution
 
 _TO_CHANNELS_FIRST = (0, 3, 1, 2)
 _TO_CHANNELS_LAST = (0, 2, 3, 1)
@@ -113,8 +113,7 @@ def is_transposed(equation: Equation, weight: Array) -> bool:
     """
     params = equation.params
     return (
-        equation.primitive == "conv_general_dilated"
-        and any(step != 1 for step in params["lhs_dilation"])
+        is_transposed_convolution(equation)
         and all(step == 1 for step in params["window_strides"])
         and params["batch_group_count"] == 1
         and weight.known is not None

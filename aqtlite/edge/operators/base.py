@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -160,3 +160,12 @@ class Equation(Operator):
         # The equation was traced outside of the `jax.shard_map` that may evaluate it.
         inputs = vary_together(inputs)
         return equations.evaluate(self.jaxpr, self.eqn, inputs)
+
+
+def is_transposed_convolution(operator: Operator) -> TypeGuard[Equation]:
+    """Whether an operator is a transposed convolution, which stays an equation."""
+    return (
+        isinstance(operator, Equation)
+        and operator.primitive == "conv_general_dilated"
+        and any(step != 1 for step in operator.params["lhs_dilation"])
+    )

@@ -7,7 +7,7 @@ from jax import lax
 
 import aqtlite
 from aqtlite import config, edge
-from aqtlite.edge.litert import transposed
+from aqtlite.edge.litert import floats, transposed
 from aqtlite.flax import convert, quantize_model
 from tests.edge import models
 
@@ -109,7 +109,8 @@ def test_a_file_with_outputs_of_another_shape_is_refused(tmp_path, monkeypatch):
         return lax.conv_transpose(x, kernel, (2, 2), "SAME")
 
     # As JAX computes it, which litert-converter 0.5 gets wrong.
-    monkeypatch.setattr(transposed, "is_transposed", lambda operator: False)
+    for module in (floats, transposed):
+        monkeypatch.setattr(module, "is_transposed_convolution", lambda operator: False)
     x, kernel = models.normal((1, 5, 5, 4)), models.normal((3, 3, 4, 6))
     path = tmp_path / "up.tflite"
     with pytest.raises(ValueError, match=r"the shape \(1, 12, 12, 6\) when"):
