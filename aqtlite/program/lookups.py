@@ -90,8 +90,7 @@ def _decided(
         parameters=names_of_weights(site, parameters),
     )
     if given is None:
-        matched = (i for i, rule in enumerate(rules) if matching.fulfils(one, rule))
-        index = next(matched, None)
+        index = matching.first_fulfilled(one, rules)
         if index is None:
             return dataclasses.replace(one, why_float="no rule names it")
         one, given = dataclasses.replace(one, rule=index), rules[index].cfg

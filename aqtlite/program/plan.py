@@ -277,9 +277,7 @@ def _planned(
         if why is None and not isinstance(site.mark, injected.Described):
             why = obstacles.why_not_replaced(site)
         return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
-    index = next(
-        (i for i, rule in enumerate(rules) if matching.fulfils(one, rule)), None
-    )
+    index = matching.first_fulfilled(one, rules)
     cfg = None if index is None else rules[index].cfg
     why = _why_float(one, cfg, index, program)
     is_left_alone = unsummed.is_reason(why)

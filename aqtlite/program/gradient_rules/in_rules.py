@@ -153,8 +153,7 @@ def _decided(
     one: PlannedContraction, rules: Sequence[Rule], made_by: str
 ) -> PlannedContraction:
     """Returns a contraction in a rule with the reason why it stays in float."""
-    fulfilled = (i for i, rule in enumerate(rules) if matching.fulfils(one, rule))
-    index = next(fulfilled, None)
+    index = matching.first_fulfilled(one, rules)
     cfg = None if index is None else rules[index].cfg
     why = why_not_quantized(one.site.eqn) or unsummed.why_alone(one)
     is_left_alone = unsummed.is_reason(why)

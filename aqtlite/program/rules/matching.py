@@ -97,6 +97,11 @@ def _unfulfilled(one: Matched, rule: Rule) -> list[str]:
     return [text for is_fulfilled, text in checks if not is_fulfilled()]
 
 
+def first_fulfilled(one: Matched, rules: Sequence[Rule]) -> int | None:
+    """Returns the index of the rule that decides about a contraction, if any does."""
+    return next((i for i, rule in enumerate(rules) if fulfils(one, rule)), None)
+
+
 def nothing_fulfils(
     rule: Rule,
     index: int,
