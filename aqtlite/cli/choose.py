@@ -34,23 +34,21 @@ def run(args: argparse.Namespace) -> None:
     variables = load_float(args.source, model, sample_args, sample_kwargs, args.subtree)
     if isinstance(model, nnx.Module):
         model, variables = nnx.merge(nnx.graphdef(model), variables), None
-    with tracing_with(model, sample_args, sample_kwargs):
-        try:
-            found = choose_bits(
-                model,
-                variables,
-                _whole(examples),
-                candidates=candidates,
-                budget=args.budget.amount,
-                unit=args.budget.unit,
-                loss=loss,
-                num_inputs=len(sample_args),
-                **sample_kwargs,
-            )
-        except (ValueError, TypeError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(" ".join(str(error).split())) from error
+    with (
+        tracing_with(model, sample_args, sample_kwargs),
+        output.errors_in_one_line(ValueError, TypeError),
+    ):
+        found = choose_bits(
+            model,
+            variables,
+            _whole(examples),
+            candidates=candidates,
+            budget=args.budget.amount,
+            unit=args.budget.unit,
+            loss=loss,
+            num_inputs=len(sample_args),
+            **sample_kwargs,
+        )
     # What was measured is shown, even if a file cannot be written.
     if args.json:
         print(found.to_json(indent=2))

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     function = program.function_of(model, **sample_kwargs)
     _check_traces(model, function, variables, sample_args, sample_kwargs)
     before = sum(x.nbytes for x in jax.tree.leaves(variables))
-    with _in_one_line():
+    with output.errors_in_one_line(ValueError, TypeError, ModuleNotFoundError, OSError):
         ranges = None
         if cfg is not None:
             function, variables = _served(cfg, function, variables, sample_args)
@@ -217,14 +217,3 @@ def _going_on_from(ranges: pathlib.Path | None) -> Iterator[None]:
                 "--calibrate and --save-ranges goes on from there"
             )
         raise
-
-
-@contextlib.contextmanager
-def _in_one_line() -> Iterator[None]:
-    """Turns errors of the library into one-line `UserError`s."""
-    try:
-        yield
-    except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(" ".join(str(error).split())) from error

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> None:
         cfg = of_preset(args.preset, args.fwd_bits)
     bits = None if args.kv_bits == "float" else int(args.kv_bits)
     messages = output.messages()
-    try:
+    with output.errors_in_one_line(ValueError, TypeError, ModuleNotFoundError):
         sampling = llm.Sampling(temperature=args.temperature, top_p=args.top_p)
         tokenizer = llm.load_tokenizer(args.tokenizer or args.source)
         if args.chat:
@@ -41,12 +41,6 @@ def run(args: argparse.Namespace) -> None:
             sampling=sampling,
         )
         found = generation.tokens(prompt, args.seed, tokenizer.stop)
-    except ModuleNotFoundError as error:
-        raise UserError(str(error)) from error
-    except (ValueError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(" ".join(str(error).split())) from error
     compiled = time.perf_counter()
     messages.print(loaded.summary(), soft_wrap=True)
     messages.print(f"loaded in {read - began:.1f} s, compiled in {compiled - read:.1f}")

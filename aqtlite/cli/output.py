@@ -1,9 +1,11 @@
 """Output of commands: results to standard output, all else to standard error."""
 
+import contextlib
 import json
 import pathlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import rich.console
@@ -24,6 +26,21 @@ def results() -> rich.console.Console:
 def messages() -> rich.console.Console:
     """The console for progress and other messages."""
     return rich.console.Console(stderr=True, highlight=False, markup=False)
+
+
+@contextlib.contextmanager
+def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
+    """Turns errors of the library into `UserError`s of one line.
+
+    Args:
+        *kinds: classes of the errors.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise UserError(" ".join(str(error).split())) from error
 
 
 def print_json(data: Any) -> None:
