@@ -66,17 +66,25 @@ class MseOverBatches(base.Calibration):
     def update(
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
-        return _counted(statistics, x, None, axes, grid)
+        return self.masked_update(statistics, x, None, axes, grid)
 
     def masked_update(
         self,
         statistics: base.Statistics,
         x: jax.Array,
-        mask: jax.Array,
+        mask: jax.Array | None,
         axes: Axes,
         grid: Numerics,
     ) -> base.State:
-        return _counted(statistics, x, mask, axes, grid)
+        parts = {"above": x}
+        if grid.zero_point_range is not None:
+            parts["above"], parts["below"] = min_max.both_sides(x)
+        return {
+            side: {
+                "counts": histogram.add(counts, parts[side], axes, _MANTISSA_BITS, mask)
+            }
+            for side, counts in _counts_of(statistics).items()
+        }
 
     def merge(
         self, statistics: base.Statistics, other: base.Statistics, grid: Numerics
@@ -110,23 +118,6 @@ class MseOverBatches(base.Calibration):
         return _range(
             {side: jnp.where(best > 0, best, 1) * end for side, end in ends.items()}
         )
-
-
-def _counted(
-    statistics: base.Statistics,
-    x: jax.Array,
-    mask: jax.Array | None,
-    axes: Axes,
-    grid: Numerics,
-) -> base.State:
-    """The histograms with the elements of a batch, or those that count."""
-    parts = {"above": x}
-    if grid.zero_point_range is not None:
-        parts["above"], parts["below"] = min_max.both_sides(x)
-    return {
-        side: {"counts": histogram.add(counts, parts[side], axes, _MANTISSA_BITS, mask)}
-        for side, counts in _counts_of(statistics).items()
-    }
 
 
 def _counts_of(statistics: base.Statistics) -> dict[str, jax.Array]:

@@ -59,19 +59,9 @@ class PercentileOverBatches(base.Calibration):
     def update(
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
-        return self._counted(statistics, x, None, axes, grid)
+        return self.masked_update(statistics, x, None, axes, grid)
 
     def masked_update(
-        self,
-        statistics: base.Statistics,
-        x: jax.Array,
-        mask: jax.Array,
-        axes: Axes,
-        grid: Numerics,
-    ) -> base.State:
-        return self._counted(statistics, x, mask, axes, grid)
-
-    def _counted(
         self,
         statistics: base.Statistics,
         x: jax.Array,
@@ -79,7 +69,6 @@ class PercentileOverBatches(base.Calibration):
         axes: Axes,
         grid: Numerics,
     ) -> base.State:
-        """The histograms with the elements of a batch, or those that count."""
         parts = {"counts": x}
         if grid.zero_point_range is not None:
             above, below = min_max.both_sides(x)
