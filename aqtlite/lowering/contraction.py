@@ -8,7 +8,7 @@ each platform sums the products. The steps before and after are written once, in
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ from aqtlite.lowering.digits import Digits
 from aqtlite.lowering.forms import plain
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.shapes.dimension_numbers import Side
 
-Side = Literal["lhs", "rhs"]
 Shape = tuple[int, ...]
 Cut = Callable[[jax.Array], jax.Array]
 Split = tuple[bool, bool]

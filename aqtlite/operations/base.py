@@ -7,7 +7,7 @@ Next: `contraction/contract.py`, which contracts by it.
 import abc
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,9 @@ from jax.sharding import NamedSharding
 
 from aqtlite.lowering import Contraction, DotInput, Integers, Kind
 from aqtlite.shapes import dimension_numbers as dn
-from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.shapes.dimension_numbers import Axes, Side
 from aqtlite.shapes.sharding import explicit_sharding, sharded_like
 
-Side = Literal["lhs", "rhs"]
 SIDES: tuple[Side, Side] = ("lhs", "rhs")
 
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering.contraction import Contraction, Side
+from aqtlite.lowering.contraction import Contraction
 from aqtlite.lowering.forms import patches, plain, polyphase
 from aqtlite.lowering.forms.convolution import Convolution
+from aqtlite.shapes.dimension_numbers import Side
 
 
 @functools.partial(

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.lowering.contraction import Contraction, Side
+from aqtlite.lowering.contraction import Contraction
 from aqtlite.lowering.forms import plain, ragged_blocks
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import ragged_axes
+from aqtlite.shapes.dimension_numbers import Side
 from aqtlite.shapes.ragged_axes import RaggedAxes
 
 
