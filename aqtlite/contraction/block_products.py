@@ -177,7 +177,7 @@ def _block_scaled(
         scales.append(scale.astype(codes.scale))
     (left, right), (left_scale, right_scale) = values, scales
     sums = block_scaled.dot(left, right, left_scale, right_scale, operation.dims)
-    return sums if operation.order is None else sums.transpose(operation.order), numbers
+    return operation.ordered(sums), numbers
 
 
 def _sides(

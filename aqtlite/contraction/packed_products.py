@@ -178,5 +178,4 @@ def _as_result(
 ) -> jax.Array:
     """Lays out sums of rows and columns as the result of a contraction."""
     rows, columns = (x.shape[: -values.contracted] for x in (lhs.values, values))
-    out = out.reshape(*rows, *columns)
-    return out if operation.order is None else out.transpose(operation.order)
+    return operation.ordered(out.reshape(*rows, *columns))

@@ -73,5 +73,4 @@ def _sums(operation: Dot, lhs: jax.Array, rhs: PackedPlanes) -> jax.Array:
         out = plane_products.of_positions(x, packed, channels, rhs.bits)
     else:
         out = plane_products.of_channels(x, packed, rhs.bits)
-    out = out.reshape(*batch, *rows, out.shape[-1])
-    return out if operation.order is None else out.transpose(operation.order)
+    return operation.ordered(out.reshape(*batch, *rows, out.shape[-1]))

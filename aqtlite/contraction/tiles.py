@@ -226,8 +226,7 @@ def by_kernel(
         factors = jnp.float32(1) if lhs_scale is None else lhs_scale
         factors = _of_tiles(factors, lhs_rest, counts)
         out = panel_products.scaled_sums(x, weights, factors, scales)
-    out = out.reshape(*lhs_rest, *rhs_rest)
-    return out if operation.order is None else out.transpose(operation.order)
+    return operation.ordered(out.reshape(*lhs_rest, *rhs_rest))
 
 
 def _weights_in_rows(weights: Any, counts: tuple[int, ...]) -> Any:

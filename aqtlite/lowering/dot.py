@@ -59,6 +59,10 @@ class Dot(Contraction):
         """The number of axes of lhs in the result."""
         return self.lhs_ndim - len(self.dims[0][0])
 
+    def ordered(self, out: jax.Array) -> jax.Array:
+        """Returns a result of `lax.dot_general` with its axes in `order`."""
+        return out if self.order is None else out.transpose(self.order)
+
     def anywhere(self, lhs, rhs, precision):
         lhs, rhs = plain.without_int4(lhs, rhs)
         return self._plain(lhs, rhs, precision)
@@ -91,7 +95,7 @@ class Dot(Contraction):
 
     def sums(self, lhs, rhs, precision=None):
         if self.order is not None:
-            return self._unordered().sums(lhs, rhs, precision).transpose(self.order)
+            return self.ordered(self._unordered().sums(lhs, rhs, precision))
         if self._is_plain(lhs, rhs):
             return self._plain(lhs, rhs, precision)
         return super().sums(lhs, rhs, precision)
@@ -104,7 +108,7 @@ class Dot(Contraction):
         if self.order is not None:
             dot = self._unordered()
             out = dot.rounded_on_gpu(target, dtype, lhs, rhs, precision)
-            return out.transpose(self.order)
+            return self.ordered(out)
         is_whole = target.partitions == 1 and self.out_sharding is None
         if is_whole and not _is_float(lhs):
             return gpu.dot(lhs, rhs, self.dims, target, dtype)
@@ -119,10 +123,9 @@ class Dot(Contraction):
         """Contracts all digits at once, as remaining axes."""
         if not any(split):
             return [[self.sums(lhs, rhs)]]
-        order = self.order
-        if order is not None:
+        if self.order is not None:
             rows = self._unordered().sums_of_digits(lhs, rhs, split)
-            return [[one.transpose(order) for one in row] for row in rows]
+            return [list(map(self.ordered, row)) for row in rows]
         sums = self._of_digits(split).sums(lhs, rhs)
         lhs_axis, rhs_axis = len(self.dims[1][0]), self.lhs_rank
         rows = plain.unstacked(sums, lhs_axis) if split[0] else [sums]
@@ -206,8 +209,8 @@ class Dot(Contraction):
             return lax.dynamic_update_slice_in_dim(out, part, start, axis=0)
 
         start = lax.full_like(stack, 0, jnp.float32, (rows, *shape[rank:]))
-        out = lax.fori_loop(0, blocks, insert, start).reshape(shape)
-        return out if self.order is None else out.transpose(self.order)
+        out = lax.fori_loop(0, blocks, insert, start)
+        return self.ordered(out.reshape(shape))
 
     def sums_of_floats(self, target, lhs, rhs, out_dtype):
         lhs, rhs, dims = cpu.merged(lhs, rhs, self.dims)
@@ -215,15 +218,15 @@ class Dot(Contraction):
         is_split = self.out_sharding is not None
         if not suits_kernel or is_split or not panel_products.is_available(target):
             return None
-        out = panel_products.sums_of_floats(lhs, rhs, dims, out_dtype)
-        return out if self.order is None else out.transpose(self.order)
+        return self.ordered(panel_products.sums_of_floats(lhs, rhs, dims, out_dtype))
 
     def unit_axes(self, side):
         return self.dims[0][0 if side == "lhs" else 1]
 
     def scale_to_output(self, side, scale):
-        out = dn.scale_to_output(side, scale, self.dims, self.lhs_ndim, self.rhs_ndim)
-        return out if self.order is None else out.transpose(self.order)
+        return self.ordered(
+            dn.scale_to_output(side, scale, self.dims, self.lhs_ndim, self.rhs_ndim)
+        )
 
     def narrow(self, lhs, rhs, dtype=None):
         """Contracts floats of 8 bits without widening them.
