@@ -22,7 +22,7 @@ from aqtlite.contraction import checks, differentiation, execution, requantizati
 from aqtlite.jaxpr import counted
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor import stored_values
-from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.qtensor.qtensor import Operand, QTensor, dequantized
 from aqtlite.quantization.preparation import padding, preparation
 from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes.dimension_numbers import Axes
@@ -134,7 +134,7 @@ def contract(
     if is_product(cfg, operation, rhs.shape):
         # A scale of a single element loses it, and saves nothing.
         cfg = config.DotGeneral(out=cfg.out)
-        lhs, rhs = (x.dequant() if isinstance(x, QTensor) else x for x in (lhs, rhs))
+        lhs, rhs = map(dequantized, (lhs, rhs))
         states = States(out=states.out)
     if precision is not None:
         precision = checks.precision_of_floats(cfg, operation, precision)
@@ -195,16 +195,12 @@ def _with_mask_of_float(
 
     in_float = None
     if type(operation).in_float is not Operation.in_float:
-        in_float = run(None, _array(lhs), _array(rhs), of_axes)
+        in_float = run(None, dequantized(lhs), dequantized(rhs), of_axes)
     out = counted.like(lambda: run(unquantized, lhs, rhs, options), in_float)
     if not cfg.out.is_quantized:
         return out
     state = () if options.states is None else checks.checked_states(options.states).out
     return requantization.quantize(out, cfg.out, state)
-
-
-def _array(x: Operand) -> jax.Array:
-    return x.dequant() if isinstance(x, QTensor) else x
 
 
 def _in_storage(

@@ -19,7 +19,7 @@ from aqtlite import config
 from aqtlite.contraction import einsum_path
 from aqtlite.contraction.einsum import as_dot_general, as_operands, einsum
 from aqtlite.contraction.einsum_path import Step
-from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.qtensor.qtensor import dequantized
 from aqtlite.quantization.states import statistics
 from aqtlite.quantization.states.statistics import States
 
@@ -94,8 +94,7 @@ def _of_steps(
         found.append(states_of(number, step, lhs, rhs))
         if step.is_last:
             return None
-        floats = (x.dequant() if isinstance(x, QTensor) else x for x in (lhs, rhs))
-        return einsum(step.equation, *floats, cfg=None)
+        return einsum(step.equation, *map(dequantized, (lhs, rhs)), cfg=None)
 
     einsum_path.contracted(steps, arrays, run)
     return found[0] if len(found) == 1 else tuple(found)

@@ -28,7 +28,7 @@ from aqtlite.contraction import accumulation, operand_scalars
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import DotInput
 from aqtlite.operations import SIDES, Operation, Side
-from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.qtensor.qtensor import Operand, QTensor, dequantized
 from aqtlite.quantization.preparation import rotation
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.shapes.sharding import is_manual
@@ -241,5 +241,4 @@ def _noted(
 
 
 def _float32(x: Operand) -> jax.Array:
-    floats = x.dequant() if isinstance(x, QTensor) else x
-    return floats.astype(jnp.float32)
+    return dequantized(x).astype(jnp.float32)

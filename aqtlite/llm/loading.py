@@ -30,7 +30,7 @@ from aqtlite.llm.config import DecoderConfig
 from aqtlite.llm.decoder import Decoder
 from aqtlite.llm.layers import Weight
 from aqtlite.llm.linen_decoder import LinenDecoder
-from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor, dequantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,8 +243,7 @@ def quantized_by(x: jax.Array, tensor: config.Tensor) -> QTensor:
 
 
 def _float(value: Any, dtype: Any) -> jax.Array:
-    floats = value.dequant() if isinstance(value, QTensor) else value
-    return jnp.asarray(np.asarray(floats).astype(dtype))
+    return jnp.asarray(np.asarray(dequantized(value)).astype(dtype))
 
 
 def _variable(model: nnx.Module, name: str) -> nnx.Variable:

@@ -405,3 +405,8 @@ def _straight_through_jvp(primals: Any, tangents: Any) -> Any:
 
 Operand = jax.Array | QTensor
 """An operand of a contraction."""
+
+
+def dequantized(x: Any) -> Any:
+    """Returns a quantized array in float, and anything else as it is."""
+    return x.dequant() if isinstance(x, QTensor) else x

@@ -14,7 +14,7 @@ from absl import logging
 from aqtlite import config, errors
 from aqtlite.numerics import DynamicTree
 from aqtlite.qtensor import codes
-from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor, dequantized
 from aqtlite.quantization.quantize import quantize
 
 _DEFAULT = config.OptimizerStates()
@@ -181,7 +181,7 @@ def _dequantized(cfg: config.OptimizerStates, state: Any) -> Any:
         tensor = _tensor_of(cfg, path)
         if isinstance(x, Mapping) and tensor is not None:
             x = QTensor(**x, dtype=np.dtype("float32"), numerics=tensor.grid)
-        return x.dequant() if isinstance(x, QTensor) else x
+        return dequantized(x)
 
     return jax.tree.map_with_path(of_leaf, state, is_leaf=_is_quantized)
 

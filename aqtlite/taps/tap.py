@@ -24,7 +24,7 @@ from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import Operation
 from aqtlite.program.modules import flax_models
 from aqtlite.program.naming import numbered
-from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.qtensor.qtensor import Operand, dequantized
 from aqtlite.taps import pure
 from aqtlite.taps.records import ResultError, TappedOperand, TappedResult, Taps
 
@@ -263,7 +263,7 @@ def _in_float(
 ) -> jax.Array:
     """Contracts in float, in place of a quantized contraction."""
     del cfg
-    left, right = (x.dequant() if isinstance(x, QTensor) else x for x in (lhs, rhs))
+    left, right = map(dequantized, (lhs, rhs))
     precision = jax.lax.Precision.HIGHEST
     return operation.in_float(left, right, precision, out_dtype, None)
 
