@@ -73,7 +73,7 @@ def job_of(
     source: Reader,
     variables: Variables,
     keep_float: Sequence[str],
-    packed: str | None = None,
+    packed: str | None,
 ) -> Job:
     """Plans a conversion from shapes only.
 

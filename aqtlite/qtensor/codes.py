@@ -27,7 +27,7 @@ class Code(NamedTuple):
     step: int = 1
 
 
-def code_of(dtype: Any, grid: object = None) -> Code | None:
+def code_of(dtype: Any, grid: object) -> Code | None:
     """Selects the narrowest code of stored values or zero points.
 
     >>> from aqtlite import numerics

@@ -168,7 +168,7 @@ def find_scale(
     tensor: config.Tensor,
     axes: OperandAxes,
     path: str,
-    state: Any = (),
+    state: Any,
 ) -> Calibrated:
     """Finds the scale of an array, from the state of its calibration if it has one.
 
