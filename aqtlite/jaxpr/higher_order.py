@@ -130,11 +130,7 @@ def _scan(eqn, values, inside):
     scan = equations.Scan.of(eqn)
     consts, start, scanned = scan.of_inputs(values)
     here = inside.replacements
-    of_a_step = {
-        location: dataclasses.replace(one, per_step=one.per_step[1:])
-        for location, one in here.items()
-    }
-    inner = dataclasses.replace(inside, replacements=of_a_step)
+    inner = _in_a_step(inside)
     given = inside.given()
     sliced = {
         location: given[location] for location, one in here.items() if one.per_step[0]
@@ -170,11 +166,7 @@ def _scan(eqn, values, inside):
 def _mapped(eqn, values, inside):
     call: Any = marks.mapped_call(eqn)
     here = inside.replacements
-    of_a_call = {
-        location: dataclasses.replace(one, per_step=one.per_step[1:])
-        for location, one in here.items()
-    }
-    inner = dataclasses.replace(inside, replacements=of_a_call)
+    inner = _in_a_step(inside)
     axes = {location: 0 if one.per_step[0] else None for location, one in here.items()}
 
     def function(given, values):
@@ -184,6 +176,15 @@ def _mapped(eqn, values, inside):
     left = {location: axes[location] for location, one in here.items() if one.has_aux}
     given, of_values = inside.given(), [0 if one else None for one in call.is_mapped]
     return jax.vmap(function, (axes, of_values), (0, left))(given, values)
+
+
+def _in_a_step(inside):
+    """Returns the replacements in one step of a scan, or one of mapped calls."""
+    replacements = {
+        location: dataclasses.replace(one, per_step=one.per_step[1:])
+        for location, one in inside.replacements.items()
+    }
+    return dataclasses.replace(inside, replacements=replacements)
 
 
 def _start(
