@@ -121,7 +121,7 @@ class _Geometry:
                 for all.
             by_result: whether to exchange the window and the result.
         """
-        at, over, counts = self._steps(first, by_result)
+        at, over, counts = self.steps(first, by_result)
         found = []
         for position in itertools.product(*map(range, at[0])):
             starts = [k * step for k, step in zip(position, at[1], strict=True)]
@@ -143,7 +143,7 @@ class _Geometry:
         self, x: jax.Array, first: int, *, by_result: bool = False
     ) -> jax.Array:
         """Returns the slices of `slices` side by side, along the last axis."""
-        at, over, counts = self._steps(first, by_result)
+        at, over, counts = self.steps(first, by_result)
         number, features = math.prod(at[0]), x.shape[-1]
         few = _FEW_SLICES if max(over[1]) == 1 else _FEW_STRIDED_SLICES
         if number <= few or not self.is_on_one_cpu:
@@ -162,7 +162,7 @@ class _Geometry:
         out = lax.full_like(x, 0, shape=(len(x), *counts, number * features))
         return lax.fori_loop(zero, np.int32(number), write, out)
 
-    def _steps(
+    def steps(
         self, first: int | None, by_result: bool
     ) -> tuple[tuple[Axes, Axes], tuple[Axes, Axes], list[int]]:
         """Returns the numbers and steps of slices, and of elements in a slice.
@@ -257,21 +257,9 @@ def _mapped(contract, x, examples, rows, geometry):
 
 def _rows_of(x, index, examples, rows, geometry, *, by_result=False):
     """The part of padded examples that a block of rows needs."""
-    of = geometry.convolution
-    if by_result:
-        window, total, stride, dilation = (
-            geometry.result[0],
-            geometry.window[0],
-            of.rhs_dilation[0],
-            of.strides[0],
-        )
-    else:
-        window, total, stride, dilation = (
-            geometry.window[0],
-            geometry.result[0],
-            of.strides[0],
-            of.rhs_dilation[0],
-        )
+    at, over, _ = geometry.steps(None, by_result)
+    window, dilation = at[0][0], at[1][0]
+    total, stride = over[0][0], over[1][0]
     per_example = total // rows
     example, row = index // per_example, index % per_example
     space = (rows - 1) * stride + (window - 1) * dilation + 1
@@ -330,25 +318,25 @@ def _in_feature_groups(x, w, geometry, groups):
     if w.shape[-2] == 1:
         return _sum_of_taps(x, w, geometry, groups)
     x = jnp.moveaxis(_split(x, -1, groups), -2, 0)
-    w = jnp.moveaxis(_split(w, -1, groups), -2, 0)
-    out = jnp.moveaxis(_each_group(x, w, geometry), 0, -2)
-    return out.reshape(*out.shape[:-2], -1)
+    return _each_group(x, w, geometry, groups)
 
 
 def _in_batch_groups(x, w, geometry, groups):
     if x.shape[0] == groups:
         return _sum_over_window(x, w, geometry, groups)
-    x = _split(x, 0, groups)
+    return _each_group(_split(x, 0, groups), w, geometry, groups)
+
+
+def _each_group(x, w, geometry, groups):
+    """Contracts each group; those of `x` are along its first axis."""
     w = jnp.moveaxis(_split(w, -1, groups), -2, 0)
-    out = jnp.moveaxis(_each_group(x, w, geometry), 0, -2)
+    if geometry.is_on_one_cpu:
+        # A CPU has no fast batch of contractions.
+        out = lax.map(lambda one: _ungrouped(one[0], one[1], geometry), (x, w))
+    else:
+        out = jax.vmap(lambda x, w: _ungrouped(x, w, geometry))(x, w)
+    out = jnp.moveaxis(out, 0, -2)
     return out.reshape(*out.shape[:-2], -1)
-
-
-def _each_group(x, w, geometry):
-    if not geometry.is_on_one_cpu:
-        return jax.vmap(lambda x, w: _ungrouped(x, w, geometry))(x, w)
-    # A CPU has no fast batch of contractions.
-    return lax.map(lambda one: _ungrouped(one[0], one[1], geometry), (x, w))
 
 
 def _split(x: jax.Array, axis: int, groups: int) -> jax.Array:
