@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.shapes.sharding import explicit_sharding, spec_of_axes
+from aqtlite.shapes.sharding import explicit_sharding, num_devices, spec_of_axes
 
 Shape = tuple[int, ...]
 
@@ -237,9 +237,7 @@ def _sharding_of_parts(x: jax.Array, axis: int, count: int) -> NamedSharding | N
     if sharding is None:
         return None
     spec = spec_of_axes(sharding, x.ndim)
-    names = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
-    devices = math.prod(sharding.mesh.shape[name] for name in names if name is not None)
-    blocks = None if count % devices else spec[axis]
+    blocks = None if count % num_devices(sharding, spec[axis]) else spec[axis]
     return sharding.update(spec=(*spec[:axis], blocks, None, *spec[axis + 1 :]))
 
 

@@ -147,13 +147,14 @@ def whole_where_uneven(x: jax.Array, shape: Sequence[int]) -> jax.Array:
     if sharding is None:
         return x
     spec = [
-        None if size % _devices(sharding, names) else names
+        None if size % num_devices(sharding, names) else names
         for size, names in zip(shape, spec_of_axes(sharding, x.ndim), strict=True)
     ]
     return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec(*spec)))
 
 
-def _devices(sharding: NamedSharding, names: Any) -> int:
+def num_devices(sharding: NamedSharding, names: Any) -> int:
+    """Returns the number of devices along the entry of a sharding for an axis."""
     each = names if isinstance(names, tuple) else (names,)
     return math.prod(sharding.mesh.shape[name] for name in each if name is not None)
 
