@@ -384,14 +384,12 @@ def pattern_of(name: str) -> re.Pattern:
 
 def _infos_of(weights: Mapping[str, _Weight]) -> Mapping[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes by name, without reading weights that are read lazily."""
+    described: Mapping[str, Any] = weights
     if isinstance(weights, QuantizedCheckpoint):
-        return {
-            name: jax.ShapeDtypeStruct(one.shape, one.dtype)
-            for name, one in weights.weights.items()
-        }
+        described = weights.weights
     return {
         name: jax.ShapeDtypeStruct(one.shape, one.dtype)
-        for name, one in weights.items()
+        for name, one in described.items()
     }
 
 
