@@ -26,7 +26,7 @@ from aqtlite.quantization.states.state_collections import PARAMETERS
 
 
 class Call(NamedTuple):
-    """A call of a subject."""
+    """A call of the model or function that is measured."""
 
     function: QuantizedFunction
     """The call in float, as a function with the variables as first argument."""

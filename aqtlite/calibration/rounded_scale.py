@@ -20,7 +20,7 @@ def _name(dtype: Any, where: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class RoundedScale(changed_range.ChangedRange):
-    """Scales rounded to the nearest value of a dtype, without a number beside it.
+    """Scales rounded to the nearest value of a dtype, without a float32 factor.
 
     Unlike scales of ``scale_dtype="float8_e4m3fn"``, which share a float32 number, they
     reach from the smallest to the largest value of the dtype (2^-9 to 448), and blocks

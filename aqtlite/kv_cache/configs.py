@@ -7,7 +7,7 @@ from aqtlite import config, errors, numerics
 
 
 def config_for(bits: int = 8) -> config.DotGeneral:
-    """A config for keys and values of some bits; queries and probabilities have 8.
+    """Returns a cache's config: keys and values of `bits` bits, all else of 8.
 
     Below 8 bits, queries, keys and values are rotated (`config.Hadamard`), so that
     channels with outliers do not make the others coarse.

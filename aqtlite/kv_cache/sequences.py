@@ -40,7 +40,7 @@ def positions(cache: KVCache) -> jax.Array:
 
 
 def truncate(cache: KVCache, lengths: Any) -> KVCache:
-    """Cuts sequences off after some positions: the next ones are written there.
+    """Shortens sequences: the next positions are written behind those that are left.
 
     This takes off the padding of prompts that were padded at their ends, takes back
     positions (speculative decoding), and empties sequences (a length of 0).
@@ -149,7 +149,7 @@ def take(cache: KVCache, rows: Any) -> KVCache:
 
 
 def insert(cache: KVCache, row: Any, other: KVCache) -> KVCache:
-    """Puts the sequences of another cache in the place of those from a row on.
+    """Replaces the sequences from a row on by those of another cache.
 
     So a sequence that is finished makes room for the next, whose prompt was read into
     a cache of its own.

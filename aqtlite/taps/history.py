@@ -12,7 +12,7 @@ from aqtlite.taps.records import TappedOperand, Taps
 
 
 def plot_taps(taps: Taps | Mapping[int, Taps], path: str | os.PathLike[str]) -> None:
-    """Draws taps into a file.
+    """Plots taps to a file.
 
     Of one call, a bar for each operand with its signal-to-noise ratio. Of several
     steps, three panels over the steps: the signal-to-noise ratio, the largest

@@ -14,7 +14,7 @@ from aqtlite.program.serving import guards
 def with_initial_adapters(
     fn: QuantizedFunction, params: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns parameters that keep the rest of their weights, and the first state.
+    """Returns the parameters without what adapters start from, and the first state.
 
     For adapters that take what they start from out of the weights (``init="pissa"`` of
     a `config.Lora`); others start as by `init_state`. Convert the result afterwards,

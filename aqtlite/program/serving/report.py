@@ -19,7 +19,7 @@ from aqtlite.qtensor.qtensor import QTensor
 
 @dataclasses.dataclass(frozen=True)
 class ParameterReport:
-    """The outcome for one parameter."""
+    """What a conversion did with one parameter."""
 
     path: str
     """Path of the parameter, joined by slashes."""
