@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from aqtlite import calibration, config, errors
+from aqtlite import calibration, config
 from aqtlite.lowering.forms import panel_products, processor
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -123,12 +123,7 @@ def _key(one: PlannedContraction) -> str:
 def _contracted_in(one: PlannedContraction, platform: str) -> str:
     if not one.is_quantized:
         return f"{one.lhs.dtype} x {one.rhs.dtype}"
-    if not all(isinstance(n, int) for n in (*one.lhs.shape, *one.rhs.shape)):
-        raise ValueError(
-            f"the contraction {errors.quoted(one.path)} has a symbolic shape, "
-            f"{one.lhs} by {one.rhs}: plan a call with the sizes to lower for "
-            f"{platform}"
-        )
+    one.check_has_sizes(f"lower for {platform}")
     operands = one.in_order([shape_of(atom.aval) for atom in one.site.eqn.invars])
     contract = functools.partial(_contract, one, _without_states(one.cfg))
     out = jax.eval_shape(contract, *operands)

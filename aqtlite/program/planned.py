@@ -274,6 +274,14 @@ class PlannedContraction(PlannedOperation):
         operation, _, rhs = self.types()
         return sparsity.of(tensor, rhs.shape, operation.axes("rhs")) is not None
 
+    def check_has_sizes(self, purpose: str) -> None:
+        """Raises ValueError if a shape is symbolic, where `purpose` needs sizes."""
+        if not all(isinstance(n, int) for n in (*self.lhs.shape, *self.rhs.shape)):
+            raise ValueError(
+                f"the contraction {errors.quoted(self.path)} has a symbolic shape, "
+                f"{self.lhs} by {self.rhs}: plan a call with the sizes to {purpose}"
+            )
+
     def types(self) -> tuple[Operation, Any, Any]:
         """Returns its operation, and the types of both sides of the config."""
         avals = [atom.aval for atom in self.site.eqn.invars]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import rich.console
 import rich.progress
 
-from aqtlite import config, errors
+from aqtlite import config
 from aqtlite.program import injected
 from aqtlite.program.compiled import undivided
 from aqtlite.program.convert import convert_function
@@ -156,7 +156,7 @@ def _measure(
         )
     alike = collections.defaultdict(list)
     for one in plan.quantized():
-        _check_sizes(one)
+        one.check_has_sizes("measure")
         alike[_text(one), one.cfg].append(one)
     is_on_cpu = jax.default_backend() == "cpu"
     eqns = [one.site.eqn for one in plan.quantized()]
@@ -201,14 +201,6 @@ def _track(
     return rich.progress.track(
         alike, "measuring", console=console, disable=not is_shown
     )
-
-
-def _check_sizes(one: PlannedContraction) -> None:
-    if not all(isinstance(n, int) for n in (*one.lhs.shape, *one.rhs.shape)):
-        raise ValueError(
-            f"the contraction {errors.quoted(one.path)} has a symbolic shape, "
-            f"{one.lhs} by {one.rhs}: plan a call with the sizes to measure"
-        )
 
 
 def _text(one: PlannedContraction) -> str:
