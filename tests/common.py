@@ -121,6 +121,11 @@ def rms_error(got, wanted) -> float:
     return float(np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)))
 
 
+def shapes_of(tree: Any) -> Any:
+    """The tree with a `jax.ShapeDtypeStruct` in place of each array."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
 def assert_same(got, wanted):
     """Equal trees of equal arrays, dtypes included."""
     assert jax.tree.structure(got) == jax.tree.structure(wanted)

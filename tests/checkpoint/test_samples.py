@@ -16,7 +16,7 @@ from aqtlite import checkpoint
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import assert_same, refuses, save
-from tests.common import nearest, normal
+from tests.common import nearest, normal, shapes_of
 from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
@@ -89,10 +89,6 @@ class NnxLayer(nnx.Module):
 
     def __call__(self, *args):
         return self.dense(features(*args))
-
-
-def shapes_of(args):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
 
 
 @pytest.mark.parametrize("args", INPUTS.values(), ids=INPUTS)

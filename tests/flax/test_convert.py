@@ -13,7 +13,7 @@ from flax import linen as nn
 import aqtlite
 from aqtlite import calibration, config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, FrozenKernel, calibrate, convert
-from tests.common import mostly_slow
+from tests.common import mostly_slow, shapes_of
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -31,10 +31,6 @@ from tests.flax.support import (
 pytestmark = pytest.mark.code("quick")
 
 MODEL = models.MlpBlock(INT8)
-
-
-def _abstract(tree):
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +86,13 @@ def _permuted(shape):
 )
 def test_inputs_as_shapes(model):
     variables = init(model, X)
-    assert_equal(convert(model, variables, _abstract(X)), convert(model, variables, X))
+    assert_equal(convert(model, variables, shapes_of(X)), convert(model, variables, X))
 
 
 def test_inputs_as_shapes_under_scan():
     model = models.scanned(models.Layer)(INT8)
     variables = init(model, X, None)
-    serving = convert(model, variables, _abstract(X), None)
+    serving = convert(model, variables, shapes_of(X), None)
     assert_equal(serving, convert(model, variables, X, None))
 
 
@@ -105,13 +101,13 @@ def test_abstract_and_jitted_conversions_agree():
     serving = convert(MODEL, variables, X)
     assert_equal(jax.jit(lambda v: convert(MODEL, v, X))(variables), serving)
     for abstract in (
-        jax.eval_shape(lambda v: convert(MODEL, v, X), _abstract(variables)),
+        jax.eval_shape(lambda v: convert(MODEL, v, X), shapes_of(variables)),
         jax.eval_shape(lambda v, x: convert(MODEL, v, x), variables, X),
-        convert(MODEL, _abstract(variables), _abstract(X)),
+        convert(MODEL, shapes_of(variables), shapes_of(X)),
     ):
         assert jax.tree.structure(abstract) == jax.tree.structure(serving)
-        assert jax.tree.leaves(_abstract(abstract)) == (
-            jax.tree.leaves(_abstract(serving))
+        assert jax.tree.leaves(shapes_of(abstract)) == (
+            jax.tree.leaves(shapes_of(serving))
         )
 
 
@@ -307,6 +303,6 @@ def test_orbax(tmp_path: pathlib.Path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "serving", convert(MODEL, variables, X))
         checkpointer.wait_until_finished()
-        target = jax.eval_shape(lambda v: convert(MODEL, v, X), _abstract(variables))
+        target = jax.eval_shape(lambda v: convert(MODEL, v, X), shapes_of(variables))
         restored = checkpointer.restore(tmp_path / "serving", target)
     assert_equal(apply(MODEL, variables, X), apply(MODEL, restored, X))

@@ -13,7 +13,7 @@ from aqtlite.program import injected
 from aqtlite.program.serving.frozen_parameter import FrozenParameter
 from aqtlite.program.serving.placeholder import without_markers
 from aqtlite.quantization.states.fixed_scale import FixedScale
-from tests.common import left_in_float, mostly_slow, nearest, normal
+from tests.common import left_in_float, mostly_slow, nearest, normal, shapes_of
 from tests.replacing import assert_bits
 
 pytestmark = pytest.mark.code("quick")
@@ -356,9 +356,7 @@ def test_transformations_of_what_is_served():
 
 def test_shapes_in_place_of_arrays():
     function, params, _ = FUNCTIONS["a_mlp"]
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    _, serve, abstract = converted(function, shapes, x)
+    _, serve, abstract = converted(function, *shapes_of((params, X)))
     _, _, serving = converted(function, params, X)
     assert jax.tree.structure(abstract) == jax.tree.structure(serving)
     wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(serving)]

@@ -7,23 +7,20 @@ from aqtlite.flax import Call, convert
 from aqtlite.flax.linen.convert import plan
 from aqtlite.program.serving import conversion
 from aqtlite.program.serving.conversion import WeightFreezer
+from tests.common import shapes_of
 from tests.flax import models
 from tests.flax.support import INT8, X, assert_equal, init
 
 MODEL = models.MlpBlock(INT8)
 
 
-def shapes(tree):
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
-
-
 @pytest.mark.parametrize("model, args", [(MODEL, (X,)), (models.Setup(INT8), (X,))])
 def test_weight_by_weight(model, args):
     variables = init(model, *args)
-    planned = plan(model, shapes(variables), [Call(*args)])
+    planned = plan(model, shapes_of(variables), [Call(*args)])
     serving = conversion.serving(planned)
     wanted = convert(model, variables, *args)
-    assert shapes(serving) == shapes(wanted)
+    assert shapes_of(serving) == shapes_of(wanted)
     leaves = jax.tree.leaves(variables["params"])
     freezer = WeightFreezer()
     for weight in planned.weights:
@@ -44,7 +41,7 @@ def test_layers_that_are_the_same_are_compiled_once(monkeypatch):
         return compile_(self, *args, **kwargs)
 
     variables = init(MODEL, X)
-    planned = plan(MODEL, shapes(variables), [Call(X)])
+    planned = plan(MODEL, shapes_of(variables), [Call(X)])
     monkeypatch.setattr(jax.stages.Lowered, "compile", counting)
     conversion.serving(planned)
     leaves, freezer = jax.tree.leaves(variables["params"]), WeightFreezer()
@@ -55,7 +52,7 @@ def test_layers_that_are_the_same_are_compiled_once(monkeypatch):
 
 
 def test_keep_float():
-    variables = shapes(init(MODEL, X))
+    variables = shapes_of(init(MODEL, X))
     everything = plan(MODEL, variables, [Call(X)])
     paths = [weight.path for weight in everything.weights]
     assert paths == [(f"Dense_{i}", "kernel", "rhs") for i in range(3)]
