@@ -104,11 +104,7 @@ def _place(cache: KVCache, positions: int) -> Callable[..., jax.Array]:
         where = slots.following(first, positions)
     else:
         where = slots.following(index, positions) % length
-    return functools.partial(_at_slots, where)
-
-
-def _at_slots(where: jax.Array, x: jax.Array, new: jax.Array, axis: int) -> jax.Array:
-    return slots.written(x, new, axis, where)
+    return functools.partial(slots.written, slots=where)
 
 
 def _with_positions(

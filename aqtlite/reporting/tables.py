@@ -8,7 +8,7 @@ import rich.box
 import rich.console
 import rich.table
 import rich.text
-from rich import filesize
+from rich.filesize import decimal
 
 from aqtlite import errors
 from aqtlite.output import tables
@@ -80,11 +80,11 @@ def summary(report: "Report") -> list[str]:
     if report.memory is not None:
         of = report.memory
         lines.append(
-            f"memory: {_bytes(of.peak)}; arguments {_bytes(of.arguments)}, outputs "
-            f"{_bytes(of.outputs)}, temporary {_bytes(of.temporary)}"
+            f"memory: {decimal(of.peak)}; arguments {decimal(of.arguments)}, outputs "
+            f"{decimal(of.outputs)}, temporary {decimal(of.temporary)}"
         )
     if report.saved_bytes:
-        lines.append(f"saved for the backward pass: {_bytes(report.saved_bytes)}")
+        lines.append(f"saved for the backward pass: {decimal(report.saved_bytes)}")
     lines += [
         f"{one.kind}: {one.type}"
         + (f" of {one.argument}" if one.argument else "")
@@ -92,8 +92,8 @@ def summary(report: "Report") -> list[str]:
         for one in report.copies
     ]
     lines += [
-        f"{one.op} of {one.dtype}, {_bytes(one.bytes)}, {one.times} times, between "
-        f"{one.devices} devices that send {_bytes(one.sent)} each"
+        f"{one.op} of {one.dtype}, {decimal(one.bytes)}, {one.times} times, between "
+        f"{one.devices} devices that send {decimal(one.sent)} each"
         + (f", in {one.path}" if one.path else "")
         for one in report.collectives
     ]
@@ -102,10 +102,6 @@ def summary(report: "Report") -> list[str]:
         for one in report.others
     ]
     return lines
-
-
-def _bytes(size: int) -> str:
-    return filesize.decimal(size)
 
 
 def of_report(report: "Report") -> Iterator[rich.console.RenderableType]:

@@ -134,7 +134,9 @@ def _is_distinct(value: Value, axis: int, steps: int = _STEPS) -> bool:
         return False
     constant = value.constant
     if constant is not None:
-        return bool(np.all(np.diff(np.sort(_array(constant), axis), axis=axis) != 0))
+        return bool(
+            np.all(np.diff(np.sort(np.asarray(constant), axis), axis=axis) != 0)
+        )
     eqn = value.maker
     if eqn is None or steps == 0:
         return False
@@ -164,7 +166,7 @@ def _is_uniform(value: Value, axis: int, steps: int = _STEPS) -> bool:
         return True
     constant = value.constant
     if constant is not None:
-        array = _array(constant)
+        array = np.asarray(constant)
         return bool(np.all(array == np.take(array, [0], axis)))
     eqn = value.maker
     if eqn is None or steps == 0:
@@ -200,17 +202,13 @@ def _is_zero(value: Value) -> bool:
     """Whether all elements are zero."""
     constant = value.constant
     if constant is not None:
-        return not np.any(_array(constant))
+        return not np.any(np.asarray(constant))
     eqn = value.maker
     is_moved = eqn is not None and eqn.primitive.name in (
         "broadcast_in_dim",
         "convert_element_type",
     )
     return is_moved and _is_zero(value.inputs[0])
-
-
-def _array(constant: Any) -> np.ndarray:
-    return np.asarray(constant)
 
 
 def _moved(value: Value) -> dict[int, int]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import core as flax_core
 from flax import linen as nn
+from flax.core.meta import unbox
 
 from aqtlite import errors
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
@@ -99,16 +100,16 @@ def _fold(
             f"{norm!r} normalizes features of shape {_shape(mean)}, and the kernel of "
             f"{layer!r}, of shape {_shape(kernel)}, gives {features}"
         )
-    factor = 1 / jnp.sqrt(_value(var).astype(jnp.float32) + epsilon)
+    factor = 1 / jnp.sqrt(unbox(var).astype(jnp.float32) + epsilon)
     if "scale" in affine:
-        factor = factor * _value(affine["scale"])
-    offset = -_value(mean) * factor
+        factor = factor * unbox(affine["scale"])
+    offset = -unbox(mean) * factor
     if "bias" in affine:
-        offset = offset + _value(affine["bias"])
+        offset = offset + unbox(affine["bias"])
     if "bias" in params:
-        params["bias"] = _with(params["bias"], _value(params["bias"]) * factor + offset)
+        params["bias"] = _with(params["bias"], unbox(params["bias"]) * factor + offset)
         offset = jnp.zeros_like(offset)
-    params["kernel"] = _with(kernel, _value(kernel) * factor)
+    params["kernel"] = _with(kernel, unbox(kernel) * factor)
     # The BatchNorm becomes the identity, plus the bias if the layer has none.
     statistics["var"] = _with(var, jnp.full(features, _complement(epsilon)))
     statistics["mean"] = _with(
@@ -152,14 +153,10 @@ def _complement(epsilon: np.float32) -> np.float32:
     return found
 
 
-def _value(x: Any) -> jax.Array:
-    return nn.meta.unbox(x)
-
-
 def _shape(x: Any) -> tuple[int, ...]:
-    return tuple(_value(x).shape)
+    return tuple(unbox(x).shape)
 
 
 def _with(x: Any, value: jax.Array) -> Any:
     """Returns a parameter with another value, in its box and dtype."""
-    return nn.meta.replace_boxed(x, value.astype(_value(x).dtype))
+    return nn.meta.replace_boxed(x, value.astype(unbox(x).dtype))
