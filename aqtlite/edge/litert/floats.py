@@ -5,7 +5,7 @@ from typing import Any
 
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
-from aqtlite.edge.litert import sorting, transposed
+from aqtlite.edge.litert import equations, sorting, transposed
 from aqtlite.edge.operators import sorts
 from aqtlite.edge.operators.base import Operator, is_transposed_convolution
 
@@ -41,4 +41,6 @@ def compute(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         return transposed.compute(node.operator, inputs)
     if sorts.is_sort(node.operator):
         return sorting.compute(node.operator, inputs)
+    if (form := equations.form_of(node.operator)) is not None:
+        return [form(*inputs)]
     return node.compute(inputs)
