@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import rich.console
 import rich.text
 
 from aqtlite import config, errors
+from aqtlite.contraction import tapped
 from aqtlite.output import rich_tables
 
 _STATIC: dict[str, Any] = {"static": True}
@@ -59,7 +59,7 @@ class TappedOperand:
     """Whether a rule quantizes both operands as the lhs of its config."""
 
     can_rotate: bool = dataclasses.field(metadata=_STATIC)
-    """Whether its contraction could be rotated, and is not."""
+    """Whether its contraction could be rotated to advantage, and is not."""
 
     snr: Any
     """Signal-to-noise ratio of its rounding in dB, float32."""
@@ -106,8 +106,7 @@ class TappedOperand:
     @property
     def bits(self) -> int:
         """Width of its grid."""
-        found = re.search(r"\d+", self.grid)
-        return int(found[0]) if found else 8
+        return tapped.bits_of(self.cfg)
 
     @property
     def is_float(self) -> bool:

@@ -17,6 +17,8 @@ _BLOCK = 32
 
 _ABS_MAX = "calibration.AbsMax()"
 
+_SMOOTHING = "config.smoothquant().fwd.smoothing"
+
 
 def one_of(*remedies: str | None) -> str:
     """Joins alternatives, the first one first; None for those that do not apply."""
@@ -71,7 +73,7 @@ def without_outlier(one: TappedOperand) -> str:
         return one_of(_in_blocks(one), rotated) or wider(one)
     smoothed = None
     if one.can_smooth and not one.is_float and one.cfg.blocks is None:
-        smoothed = rule(one, "config.smoothquant()")
+        smoothed = f'config.update(cfg, {{"fwd.smoothing": {_SMOOTHING}}})'
     return one_of(smoothed, rotated) or _in_blocks(one) or wider(one)
 
 

@@ -1,5 +1,7 @@
 """Deliberately broken programs, each of which is named (`aqtlite.diagnose`)."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -24,7 +26,12 @@ def contraction(cfg, name="layer", **kwargs):
 
 
 CONTRACT = contraction(nearest())
-NAMES = {"aqtlite": aqtlite, "calibration": calibration, "config": config}
+NAMES = {
+    "aqtlite": aqtlite,
+    "calibration": calibration,
+    "config": config,
+    "cfg": nearest(),
+}
 TAPPED = aqtlite.tap(CONTRACT)
 
 
@@ -56,8 +63,8 @@ def test_an_outlier_channel_is_named_by_operand_and_index():
     assert (one.operand, one.severity) == ("fwd.lhs", "warning")
     ratio = int(one.what.partition(" is ")[2].split()[0])
     assert "channel 37 of axis 1" in one.what and 200 < ratio < 450
-    rule = remedied(one)
-    assert rule.path == "layer" and rule.cfg == config.smoothquant()
+    smoothing = {"fwd.smoothing": config.smoothquant().fwd.smoothing}
+    assert remedied(one) == config.update(NAMES["cfg"], smoothing)
     (one,) = found_in(X, W.at[11].mul(1000))
     assert one.operand == "fwd.rhs" and "channel 11 of axis 0" in one.what
 
@@ -74,7 +81,7 @@ def test_a_contraction_without_a_name_scope_is_named_as_rules_match_it(w):
     found = aqtlite.diagnose(quantized, w, x)
     paths = [one.path for one in quantized.plan(w, x).quantized()]
     assert [one.path for one in found] == paths and len(set(paths)) == 2
-    rules = [remedied(one) for one in found]
+    rules = [aqtlite.Rule(path=re.escape(one.path), cfg=remedied(one)) for one in found]
     quantized = aqtlite.quantize_function(function, rules, params=0)
     assert len(quantized.plan(w, x).quantized()) == 2
 
@@ -86,7 +93,7 @@ def test_a_label_stands_for_an_empty_path():
         W,
     )
     assert one.path == "" and "(no name scope) fwd.lhs: channel" in str(one)
-    assert remedied(one).path == ""
+    assert isinstance(remedied(one), config.DotGeneral)
 
 
 def test_an_operand_of_few_decibels():
