@@ -155,3 +155,23 @@ def inside_shard_map(function: Callable[..., Any], *args: Any) -> Any:
         run, mesh=jax.make_mesh((1,), "d"), in_specs=P(), out_specs=P("d")
     )
     return jax.tree.map(lambda x: x[0], mapped(args))
+
+
+def check_refused(frozen):
+    """Checks that what is read from a frozen parameter says that it is frozen."""
+    for read in (
+        lambda w: w.T,
+        lambda w: w.astype(jnp.float32),
+        lambda w: w.reshape(-1),
+        lambda w: w.at[0].set(0),
+        lambda w: w[0],
+        lambda w: w**2,
+        lambda w: 2 * w,
+        lambda w: -w,
+        lambda w: jnp.ones(w.shape[0]) @ w,
+        jnp.sum,
+        np.asarray,
+    ):
+        with pytest.raises((TypeError, AttributeError), match="is frozen"):
+            read(frozen)
+    assert not hasattr(frozen, "no_such_attribute")

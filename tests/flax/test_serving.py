@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert, quantize_model
-from tests.common import mostly_slow, normal
+from tests.common import check_refused, mostly_slow, normal
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -342,3 +342,4 @@ def test_a_kernel_of_another_layer_says_that_it_is_frozen():
     serving = convert(model, init(model, X), X)
     with pytest.raises(TypeError, match="'layer/kernel' is frozen .* its own layer"):
         model.apply(serving, X, method="decode")
+    check_refused(serving["params"]["layer"]["kernel"])

@@ -13,7 +13,14 @@ from aqtlite.program import injected
 from aqtlite.program.serving.frozen_parameter import FrozenParameter
 from aqtlite.program.serving.placeholder import without_markers
 from aqtlite.quantization.states.fixed_scale import FixedScale
-from tests.common import left_in_float, mostly_slow, nearest, normal, shapes_of
+from tests.common import (
+    check_refused,
+    left_in_float,
+    mostly_slow,
+    nearest,
+    normal,
+    shapes_of,
+)
 from tests.replacing import assert_bits
 
 pytestmark = pytest.mark.code("quick")
@@ -224,6 +231,7 @@ def test_serving_parameters_are_given_to_the_quantized_function():
             jax.jit(quantized)(given, X)
     with pytest.raises(TypeError, match="'a' is frozen: call what the conversion"):
         X @ serving["params"]["a"]
+    check_refused(serving["params"]["a"])
 
 
 def test_what_something_else_reads_stays():

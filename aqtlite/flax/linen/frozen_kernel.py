@@ -39,13 +39,8 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
     def __repr__(self) -> str:
         return f"FrozenKernel({describe(self)})"
 
-    def __jax_array__(self) -> jax.Array:
-        """Refuses to be an operand, as of a layer that reads another one's kernel.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
+    def why_unreadable(self) -> str:
+        return (
             f"parameter {self.path!r} is frozen for the contractions of its own layer, "
             "and something else reads it from the variables: contract it by a method "
             "of that layer; or quantize the float model by rules, and convert each "

@@ -32,13 +32,8 @@ class FrozenParameter(Placeholder):
         """An empty spec; without one, NNX would shard the value as an array."""
         return jax.sharding.PartitionSpec()
 
-    def __jax_array__(self) -> jax.Array:
-        """Refuses to be an operand, as in a call of the function that was converted.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(f"parameter {self.path!r} is frozen: {_REMEDY}")
+    def why_unreadable(self) -> str:
+        return f"parameter {self.path!r} is frozen: {_REMEDY}"
 
     def __getitem__(self, index: Any) -> Any:
         """Refuses to be read, as by an NNX layer that reads its kernel.

@@ -8,7 +8,7 @@ differentiated with respect to one raises (`aqtlite.program.serving.guards`).
 import dataclasses
 import math
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,24 @@ class Placeholder:
         """Shape, dtype and sharding of the parameter on the current mesh."""
         sharding = on_current_mesh(self.spec)
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=sharding)
+
+    def why_unreadable(self) -> str:
+        """Returns why nothing reads the values of the parameter, and what to do."""
+        return f"parameter {self.path!r} is frozen, and has no values here"
+
+    def _refuse(self, *others: Any) -> NoReturn:
+        del others
+        raise TypeError(self.why_unreadable())
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
+    __neg__ = __abs__ = __getitem__ = __array__ = __jax_array__ = _refuse
+    __array_ufunc__ = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("__") and hasattr(jax.Array, name):
+            raise AttributeError(self.why_unreadable())
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
 def is_placeholder(x: Any) -> bool:
