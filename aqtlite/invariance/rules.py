@@ -166,7 +166,10 @@ OVER_DEVICES: Mapping[str, Rule] = {
 }
 """Sums of the values that devices hold, which depend on how many hold them."""
 
-_INSTEAD = {"reduce_prod": "add logarithms", "cumprod": "add logarithms"}
+_INSTEAD = dict.fromkeys(
+    ("reduce_prod", "cumprod"),
+    "multiply in a loop, or add logarithms of positive numbers",
+)
 """What to do in place of operations without a form."""
 
 

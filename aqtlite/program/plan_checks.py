@@ -151,18 +151,25 @@ def check_quantizes(planned: Plan) -> None:
     contractions += planned.lookups
     if planned.every_replaced() or not contractions:
         return
+    quantizing = [
+        rule for rule in planned.rules if rule.cfg is not None and rule.cfg.is_quantized
+    ]
     names_some = any(
-        rule.cfg is not None
-        and rule.cfg.is_quantized
-        and any(matching.fulfils(one, rule) for one in contractions)
-        for rule in planned.rules
+        matching.fulfils(one, rule) for rule in quantizing for one in contractions
     )
     if planned.rules and not names_some:
         return
+    advice = (
+        "\nName those to quantize with Rule(path=..., cfg=...), and those that are to "
+        "stay in float with Rule(path=..., cfg=None)"
+    )
+    all_are_named = all(
+        one.rule is not None and planned.rules[one.rule] in quantizing
+        for one in contractions
+    )
     raise ValueError(
         "the rules quantize nothing: every contraction stays in float"
-        f"{planned.reasons()}\nName those to quantize with Rule(path=..., cfg=...), "
-        "and those that are to stay in float with Rule(path=..., cfg=None)"
+        f"{planned.reasons()}{'' if all_are_named else advice}"
     )
 
 

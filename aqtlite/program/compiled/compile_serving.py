@@ -261,8 +261,8 @@ def _check_argument(x: Any) -> None:
         raise ValueError(
             f"compile_serving got an argument of {jax.typeof(x).str_short()} that is "
             "committed to a CPU device, which compiled programs of JAX do not take: "
-            "make it by jnp.zeros or jnp.asarray in place of jax.device_put to a "
-            "device, or hold it in int8"
+            "make it by jnp.zeros or jnp.asarray(np.asarray(x)) in place of "
+            "jax.device_put to a device, or hold it in int8"
         )
 
 
