@@ -1174,6 +1174,9 @@ def test_compiled_programs_take_no_int4_on_several_devices():
         aqtlite.compile_serving(serve, serving, x)
     program = aqtlite.compile_serving(serve, widen_int4(serving), x)
     assert_equal(program(x), jax.jit(serve)(serving, x))
+    # `x` is not committed to a device, and goes where the weights are.
+    exported = program.export(["cpu"])
+    assert exported.nr_devices == 8
 
 
 def test_the_page_on_several_devices(tmp_path):

@@ -83,7 +83,7 @@ class _Draft:
     cls: type
     values: dict[str, Any]
     before: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Values before a ``*`` reached fields that have no effect without a grid."""
+    """Values before a ``*`` reached fields that keep them without a grid."""
 
     @property
     def has_no_grid(self) -> bool:
@@ -104,10 +104,12 @@ class _Place:
     def set(self, value: Any, is_named: bool) -> None:
         """Sets the field; one that a ``*`` reached, only if it has an effect."""
         values, before = self.draft.values, self.draft.before
-        if is_named or value is None or value is False:
-            before.pop(self.name, None)
-        elif self.name in tensor_checks.OF_GRID:
+        is_set = value is not None and value is not False
+        needs_grid = is_set and self.name in tensor_checks.OF_GRID
+        if not is_named and (needs_grid or values[self.name] == value):
             before.setdefault(self.name, values[self.name])
+        else:
+            before.pop(self.name, None)
         values[self.name] = value
 
     @property

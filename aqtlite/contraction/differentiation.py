@@ -272,6 +272,8 @@ def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -
                 f"with respect to {other}, but d{gradient}.rhs.use_fwd_quant=True "
                 f"saves only the integers of {other}, which have none. Set it to "
                 f'False: config.update(cfg, {{"d{gradient}.rhs.use_fwd_quant": False}})'
+                ". First-order methods, which stop the gradient of a gradient, need "
+                "none: stop that of the parameters that it is taken at"
             )
 
 

@@ -109,6 +109,17 @@ def test_a_path_to_an_operand_without_a_grid(field):
         update(cfg, {f"*.lhs.{field}": value})
 
 
+def test_a_path_with_a_star_too_few():
+    """It leads to the result alone, which has no grid."""
+    with pytest.raises(ValueError, match="matches nothing: out would not change"):
+        update(config.qat(8), {"*.use_fwd_quant": False})
+    cfg = update(config.qat(8), {"*.*.use_fwd_quant": False})
+    assert not cfg.dlhs.rhs.use_fwd_quant
+    # What a star keeps may be changed by a path after it.
+    changes = {"*.*.use_fwd_quant": False, "dlhs.rhs.use_fwd_quant": True}
+    assert update(cfg, changes).dlhs.rhs.use_fwd_quant
+
+
 def test_a_branch_replaced_later_is_not_asked_for_its_grid():
     drhs = config.fully_quantized().drhs
     cfg = config.fully_quantized(bwd_bits=None)

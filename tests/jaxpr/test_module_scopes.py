@@ -258,3 +258,32 @@ def test_of_nnx_in_linen_they_go_on_in_the_nnx_module():
     serving = convert(model, variables, x)
     out, served = (jax.jit(model.apply)(one, x) for one in (variables, serving))
     np.testing.assert_array_equal(served, out)
+
+
+class OfLinen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(8, name="down")(nn.relu(nn.Dense(16, name="up")(x)))
+
+
+class Bridging(nnx.Module):
+    def __init__(self, x, rngs):
+        self.mlp = nnx.bridge.lazy_init(nnx.bridge.ToNNX(OfLinen(), rngs=rngs), x)
+        self.head = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.mlp(x))
+
+
+def test_of_linen_in_nnx_they_go_on_in_the_module_of_linen():
+    x = normal((2, 8))
+    for model, paths in (
+        (Bridging(x, nnx.Rngs(0)), ["mlp/up", "mlp/down", "head"]),
+        (Bridging(x, nnx.Rngs(0)).mlp, ["up", "down"]),
+    ):
+        quantized = aqtlite.flax.nnx.quantize_model(model, config.fully_quantized())
+        found = aqtlite.flax.nnx.plan(quantized, x).contractions
+        assert [one.path for one in found if one.is_quantized] == paths
+        run = nnx.jit(lambda model, x: model(x))
+        served = aqtlite.flax.nnx.convert(quantized, x)
+        np.testing.assert_array_equal(run(served, x), run(quantized, x))

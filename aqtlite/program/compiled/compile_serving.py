@@ -307,11 +307,15 @@ def _one_device(*arguments: Any) -> Target | None:
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    """Returns the shape, dtype and sharding of an argument."""
+    """Returns the shape, dtype and sharding of an argument.
+
+    Arrays that are not committed to a device go wherever the others are.
+    """
     aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
+    goes_anywhere = not getattr(x, "committed", True)
     return jax.ShapeDtypeStruct(
         aval.shape,
         aval.dtype,
-        sharding=getattr(x, "sharding", None),
+        sharding=None if goes_anywhere else getattr(x, "sharding", None),
         weak_type=aval.weak_type,
     )

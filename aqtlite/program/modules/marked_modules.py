@@ -20,7 +20,9 @@ from flax import nnx
 from aqtlite.jaxpr import module_scopes
 from aqtlite.program.modules import nnx_methods
 
-_PATH = "_path_in_model"
+# With the beginning of NNX's own attributes: `nnx.bridge.ToNNX` takes any other for a
+# variable of Linen.
+_PATH = "_pytree__path_in_model"
 
 
 def mark(model: nnx.Module, around: module_scopes.Path = ()) -> None:
