@@ -45,9 +45,11 @@ def run(args: argparse.Namespace) -> None:
     messages.print(loaded.summary(), soft_wrap=True)
     messages.print(f"loaded in {read - began:.1f} s, compiled in {compiled - read:.1f}")
     times: list[float] = [time.perf_counter()]
+    after: list[int] = []  # An answer begins a text of its own.
     if not args.chat:
+        after = prompt
         print(args.prompt, end="", flush=True)
-    for piece in tokenizer.decoded(_timed(found, times)):
+    for piece in tokenizer.decoded(_timed(found, times), after):
         print(piece, end="", flush=True)
     print()
     messages.print(_speed(len(prompt), times))

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from aqtlite import extras
@@ -31,14 +31,35 @@ class Tokenizer:
         found: list[int] = self.inner.encode(text, add_special_tokens=False).ids
         return found
 
-    def decoded(self, tokens: Iterable[int]) -> Iterator[str]:
-        """The text of tokens, piece by piece: whole characters, as soon as known."""
-        package = extras.package("tokenizers.decoders")
-        stream = package.DecodeStream(skip_special_tokens=True)
+    def decoded(
+        self, tokens: Iterable[int], after: Sequence[int] = ()
+    ) -> Iterator[str]:
+        """The text of tokens, piece by piece: whole characters, as soon as known.
+
+        Args:
+            tokens: the tokens.
+            after: tokens whose text comes before, such as those of a prompt that is
+                continued. Many tokenizers leave out the space at the start of a text,
+                which is none in the middle of one.
+        """
+        # The last piece's tokens, which say how the next ones join, and those since.
+        held, joined = list(after), len(after)
+        before = self._text(held)
         for token in tokens:
-            piece = stream.step(self.inner, token)
-            if piece:
+            held.append(token)
+            text = self._text(held)
+            # A character of several tokens is U+FFFD until the last of them.
+            if not text.startswith(before):
+                before = before.rstrip("\ufffd")
+            piece = text[len(before) :]
+            if piece and not piece.endswith("\ufffd"):
                 yield piece
+                held = held[joined:]
+                joined, before = len(held), self._text(held)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        found: str = self.inner.decode(tokens, skip_special_tokens=True)
+        return found
 
 
 def load_tokenizer(path: str | os.PathLike) -> Tokenizer:

@@ -52,6 +52,19 @@ def test_the_command_prints_the_text_and_its_speed(capsys):
     assert "15 rounded" in printed.err and "generated 5" in printed.err
 
 
+def test_the_command_keeps_the_space_between_prompt_and_text(capsys):
+    """The tokenizer of Mistral leaves it out at the start of a text."""
+    prompt, tokenizer = "the mat", llm.load_tokenizer(FOLDER / "mistral")
+    tokens = tokenizer.encode(prompt)
+    generation = llm.compile_generation(loaded("mistral"), len(tokens), 5)
+    whole = [*tokens, *generation.tokens(tokens, stop=tokenizer.stop)]
+    words = ["generate", str(FOLDER / "mistral"), "--prompt", prompt]
+    assert program.main([*words, "--max-tokens", "5", "--kv-bits", "float"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == f"{tokenizer.inner.decode(whole)}\n"
+    assert printed.startswith("the mat sat")
+
+
 def test_too_few_positions_are_refused():
     with pytest.raises(ValueError, match="the 32 positions of the model"):
         llm.compile_generation(loaded("gpt2"), 30, 3)
@@ -122,7 +135,12 @@ def test_a_tokenizer_of_bytes_is_made_from_gguf():
         assert made.encode(text).ids == wanted.encode(text)
     assert stop == {1}
     given = llm.Tokenizer(made, stop)
-    assert "".join(given.decoded(given.encode("naïve cat"))) == "naïve cat"
+    tokens, pieces = given.encode("naïve cat"), ["n", "a", "ï", "v", "e", " ", "cat"]
+    assert list(given.decoded(tokens)) == pieces
+    # As are bytes of a character before the last one, but here it is the text.
+    odd = given.encode("a\ufffd")
+    assert list(given.decoded(tokens, after=odd)) == pieces
+    assert list(given.decoded(tokens[3:], after=tokens[:3])) == pieces[2:]
     for key, value, message in (
         ("pre", "other", "pre is 'other'"),
         ("model", "bert", "the kind 'bert'"),
@@ -209,7 +227,12 @@ def test_a_tokenizer_of_pieces_is_made_from_gguf():
     for text in (PROMPT, "on a mat"):
         assert made.encode(text).ids == [1, *wanted.encode(text)]
     given = llm.Tokenizer(made, stop)
-    assert "".join(given.decoded(given.encode("the cat"))).strip() == "the cat"
+    tokens = given.encode("the cat sat")
+    assert "".join(given.decoded(tokens)) == "the cat sat"
+    for count in range(1, len(tokens)):
+        text = made.decode(tokens[:count])
+        after = given.decoded(tokens[count:], tokens[:count])
+        assert text + "".join(after) == "the cat sat"
     for scores in (3, [0.0], ["a"] * len(tokens), None):
         changed = {**pairs, "tokenizer.ggml.scores": scores}
         with pytest.raises(CheckpointError, match="scores has to be a number for each"):
