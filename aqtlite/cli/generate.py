@@ -21,7 +21,11 @@ def run(args: argparse.Namespace) -> None:
     messages = output.messages()
     with output.errors_in_one_line(ValueError, TypeError, ModuleNotFoundError):
         sampling = llm.Sampling(temperature=args.temperature, top_p=args.top_p)
-        tokenizer = llm.load_tokenizer(args.tokenizer or args.source)
+        tokenizer = (
+            llm.load_tokenizer(args.source)
+            if args.tokenizer is None
+            else llm.load_tokenizer(args.tokenizer, model=args.source)
+        )
         if args.chat:
             message = {"role": "user", "content": args.prompt}
             text = llm.load_chat_template(args.source).render([message])

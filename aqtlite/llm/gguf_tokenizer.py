@@ -90,11 +90,31 @@ def of_metadata(metadata: Mapping[str, Any], where: str) -> tuple[Any, frozenset
             single=f"{name} $A".replace(":", r"\:") if ":" in name else [name, "$A"],
             special_tokens=[(name, bos)],
         )
-    ends = (own.get(f"{one}_token_id") for one in ("eos", "eot", "eom"))
-    stop: list[int] = [one for one in ends if one is not None]
-    for number in stop:
+    for number in _ends(metadata):
         _token(settings, tokens, number)
-    return made, frozenset(stop)
+    return made, stop_of(metadata, where)
+
+
+def stop_of(metadata: Mapping[str, Any], where: str) -> frozenset[int]:
+    """The tokens that end a text, of a file whose tokenizer may be of another kind.
+
+    Args:
+        metadata: the key-value pairs.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: if one is no number.
+    """
+    stop = _ends(metadata)
+    for number in stop:
+        if type(number) is not int:
+            raise CheckpointError(f"{where} names the token {number!r}, no number")
+    return frozenset(stop)
+
+
+def _ends(metadata: Mapping[str, Any]) -> list[Any]:
+    keys = (f"{_PREFIX}{one}_token_id" for one in ("eos", "eot", "eom"))
+    return [metadata[key] for key in keys if metadata.get(key) is not None]
 
 
 def _of_bytes(package: Any, settings: Settings, tokens: Sequence[str]) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 
 from aqtlite import extras
 from aqtlite.checkpoint import CheckpointError, load_quantized
-from aqtlite.checkpoint.quantized_formats.settings import read_json
-from aqtlite.llm import gguf_tokenizer
+from aqtlite.llm import gguf_tokenizer, stop_tokens
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,12 +61,16 @@ class Tokenizer:
         return found
 
 
-def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
+def load_tokenizer(
+    path: str | os.PathLike, *, model: str | os.PathLike | None = None
+) -> Tokenizer:
     """Loads the tokenizer of a checkpoint.
 
     Args:
         path: a folder or file of Hugging Face, with ``tokenizer.json`` beside it, such
             a file itself, or a GGUF file.
+        model: the folder or file of the model, if the tokenizer is from elsewhere: the
+            tokens that end its texts do so beside those of `path`.
 
     Raises:
         ModuleNotFoundError: if the package tokenizers is not installed.
@@ -75,15 +78,26 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
             not read.
     """
     path = pathlib.Path(path)
+    found = _load(path)
+    if model is None:
+        return found
+    return Tokenizer(found.inner, found.stop | stop_tokens.stop_tokens(model))
+
+
+def _load(path: pathlib.Path) -> Tokenizer:
     package = extras.package("tokenizers")
-    if path.suffix != ".json":
-        folder = path if path.is_dir() else path.parent
-        if path.suffix == ".gguf" or not (folder / "tokenizer.json").is_file():
-            source = load_quantized(path)
-            if source.method == "gguf":
-                inner, stop = gguf_tokenizer.of_metadata(source.metadata, str(path))
-                return Tokenizer(inner, stop)
-        path = folder / "tokenizer.json"
+    if path.suffix == ".json":
+        return _of_file(package, path, stop_tokens.of_configs(path.parent))
+    folder = path if path.is_dir() else path.parent
+    file = folder / "tokenizer.json"
+    if path.suffix == ".gguf" or not file.is_file():
+        source = load_quantized(path)
+        if source.method == "gguf":
+            return Tokenizer(*gguf_tokenizer.of_metadata(source.metadata, str(path)))
+    return _of_file(package, file, stop_tokens.stop_tokens(path))
+
+
+def _of_file(package: Any, path: pathlib.Path, stop: frozenset[int]) -> Tokenizer:
     if not path.is_file():
         raise CheckpointError(
             f"{path.parent} has no tokenizer.json: name one (--tokenizer), such as the "
@@ -93,21 +107,4 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
         inner = package.Tokenizer.from_file(str(path))
     except Exception as error:  # The package raises nothing narrower.
         raise CheckpointError(f"{path} is no tokenizer: {error}") from error
-    return Tokenizer(inner, _stop(path.parent))
-
-
-def _stop(folder: pathlib.Path) -> frozenset[int]:
-    """The tokens that end a text, of the first config that names any."""
-    for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        found = read_json(file).get("eos_token_id") if file.is_file() else None
-        if found is not None:
-            return _numbers(found, file)
-    return frozenset()
-
-
-def _numbers(found: Any, file: pathlib.Path) -> frozenset[int]:
-    numbers = found if isinstance(found, list) else [found]
-    if not all(type(one) is int for one in numbers):
-        raise CheckpointError(f"{file}: eos_token_id has to be numbers, got {found!r}")
-    return frozenset(numbers)
+    return Tokenizer(inner, stop)
