@@ -107,4 +107,7 @@ def _of_file(package: Any, path: pathlib.Path, stop: frozenset[int]) -> Tokenize
         inner = package.Tokenizer.from_file(str(path))
     except Exception as error:  # The package raises nothing narrower.
         raise CheckpointError(f"{path} is no tokenizer: {error}") from error
+    # Training leaves them in the file; they are for batches, and change prompts.
+    inner.no_padding()
+    inner.no_truncation()
     return Tokenizer(inner, stop)

@@ -73,3 +73,27 @@ def test_the_command_ends_a_text_by_the_tokens_of_the_model(tmp_path, capsys):
     assert program.main([*words, "--tokenizer", str(path), "--max-tokens", "5"]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"{PROMPT}\n" and "the text ends there" in printed.err
+
+
+PADDING = {
+    "strategy": {"Fixed": 16},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 1,
+    "pad_type_id": 0,
+    "pad_token": "</s>",
+}
+TRUNCATION = {
+    "direction": "Right",
+    "max_length": 2,
+    "strategy": "LongestFirst",
+    "stride": 0,
+}
+
+
+@pytest.mark.parametrize("saved", [{"padding": PADDING}, {"truncation": TRUNCATION}])
+def test_what_training_saved_for_batches_leaves_prompts_as_they_are(saved, tmp_path):
+    found = llm.load_tokenizer(file_alone(tmp_path, **saved))
+    wanted = llm.load_tokenizer(LLAMA)
+    assert found.encode(PROMPT) == wanted.encode(PROMPT)
+    assert found.encode_rendered(PROMPT) == wanted.encode_rendered(PROMPT)
