@@ -15,6 +15,8 @@ from aqtlite.checkpoint.quantized_formats.settings import read_json
 _LARGEST = 1 << 20
 """Bytes of a template; those with tools have some ten thousand."""
 
+_GENERATION_TAG = "aqtlite.llm.generation_tag.GenerationTag"
+
 _OF_PYTHON = (ArithmeticError, AttributeError, LookupError, RecursionError)
 """What a template may raise in a language that is Python's in small."""
 
@@ -62,7 +64,7 @@ class ChatTemplate:
         environment = sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", _GENERATION_TAG],
         )
         environment.filters["tojson"] = _to_json
         environment.globals["strftime_now"] = _now
@@ -74,6 +76,8 @@ class ChatTemplate:
         try:
             text: str = environment.from_string(self.text).render(
                 messages=list(messages),
+                tools=None,
+                documents=None,
                 add_generation_prompt=True,
                 **self.special_tokens,
             )
@@ -162,9 +166,21 @@ def _checked(found: Any, special: dict[str, str], where: str) -> ChatTemplate:
     return ChatTemplate(found, special, where)
 
 
-def _to_json(x: Any, indent: int | None = None) -> str:
+def _to_json(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON as transformers writes it: Jinja's own filter escapes marks of HTML."""
-    return json.dumps(x, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        x,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _now(form: str) -> str:

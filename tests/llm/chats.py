@@ -27,7 +27,22 @@ LLAMA = """{{ bos_token }}
 {% endfor %}
 """
 
-TEMPLATES = {"chatml": CHATML, "llama": LLAMA}
+# Tells what is missing from what is undefined, and marks what training learns.
+MARKED = """{%- if tools is not none or documents is not none %}TOOLS{% endif %}
+{%- for message in messages %}
+  {%- if message.role == 'assistant' %}
+    {%- generation %}
+      {%- set text = loop.index ~ message.content %}
+      {{- text + eos_token }}
+    {%- endgeneration %}
+    {{- text }}
+  {%- else %}
+    {{- message | tojson(sort_keys=true, separators=(',', ':')) }}
+  {%- endif %}
+{%- endfor %}
+"""
+
+TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "marked": MARKED}
 
 MESSAGES = [
     {"role": "user", "content": " Ist 1 < 2 & 'schön'? "},

@@ -8,7 +8,7 @@ from aqtlite import __main__ as program
 from aqtlite import llm
 from aqtlite.checkpoint import CheckpointError
 from aqtlite.llm.chat import ChatTemplate
-from tests.llm.chats import CHATML, LLAMA, MESSAGES, folder_with
+from tests.llm.chats import CHATML, LLAMA, MARKED, MESSAGES, folder_with
 from tests.llm.support import FOLDER
 
 pytestmark = pytest.mark.code("quick")
@@ -26,6 +26,11 @@ def test_templates_are_rendered_as_their_models_expect(tmp_path):
     assert llm.load_chat_template(folder).render(MESSAGES[:1]) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nIst 1 < 2 & 'schön'?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    folder = folder_with(tmp_path / "marked", MARKED)
+    assert llm.load_chat_template(folder).render([*MESSAGES[:2], MESSAGES[3]]) == (
+        '{"content":" Ist 1 < 2 & \'schön\'? ","role":"user"}'
+        '2Ja</s>{"content":"Danke","role":"user"}'
     )
 
 
@@ -46,6 +51,7 @@ def test_the_template_of_a_file_is_before_that_of_the_config(tmp_path):
     [
         (LLAMA, "System role not supported"),
         ("{% for", "TemplateSyntaxError"),
+        ("{% generation %}", "TemplateSyntaxError"),
         ("{{ messages.__class__.__mro__ }}", "SecurityError"),
         ("{{ strftime_now.__globals__['os'] }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
