@@ -139,10 +139,18 @@ def _gemma3(settings: Settings) -> dict[str, Any]:
         "full_attention": number(settings, "rope_theta", 1_000_000.0),
         "sliding_attention": number(settings, "rope_local_base_freq", 10_000.0),
     }
-    if by_type is not None and by_type.inner("full_attention") is not None:
+    full = None if by_type is None else by_type.inner("full_attention")
+    if by_type is not None and full is not None:
+        # transformers changes what full attention has by the field of before.
+        scaling = settings.inner("rope_scaling")
+        if scaling is not None:
+            full = Settings({**full.values, **scaling.values}, scaling.where)
+        by_kind = {
+            "full_attention": full,
+            "sliding_attention": by_type.inner("sliding_attention") or by_type,
+        }
         ropes = {
-            kind: _rope_of(by_type.inner(kind) or by_type, size, theta)
-            for kind, theta in thetas.items()
+            kind: _rope_of(by_kind[kind], size, theta) for kind, theta in thetas.items()
         }
     else:
         ropes = {
@@ -236,10 +244,15 @@ def _activation(settings: Settings, key: str, default: str) -> str:
 
 
 def _rope(settings: Settings, size: int, theta: float) -> Rope:
-    """The rotary embedding: ``rope_parameters``, or the two fields of before."""
+    """The rotary embedding: ``rope_parameters``, or the two fields of before.
+
+    Of a config that has both, transformers takes those of before.
+    """
     _check_whole_heads(settings)
     theta = number(settings, "rope_theta", theta)
-    found = settings.inner("rope_parameters") or settings.inner("rope_scaling")
+    found = settings.inner("rope_scaling")
+    if found is None or not found.values:
+        found = settings.inner("rope_parameters")
     return Rope(theta=theta) if found is None else _rope_of(found, size, theta)
 
 

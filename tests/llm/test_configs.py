@@ -64,6 +64,30 @@ def test_theta_beside_the_rope_that_lacks_it():
     assert {one.theta for one in config_of(gemma).ropes} == {2e6, 3e4}
 
 
+def test_of_two_ropes_that_of_transformers_is_taken():
+    """As transformers 5.24 reads them."""
+    values = {**metadata("qwen2"), "rope_theta": 5e5}
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": 7e5}
+    for scaling, theta, factor in (
+        ({"rope_type": "linear", "factor": 4.0}, 5e5, 4),
+        ({"type": "linear", "factor": 4.0, "rope_theta": 6e5}, 6e5, 4),
+        ({}, 7e5, None),
+        (None, 7e5, None),
+    ):
+        (rope,) = set(config_of({**values, "rope_scaling": scaling}).ropes)
+        factors = None if factor is None else {factor}
+        assert rope.theta == theta
+        assert (rope.factors and set(rope.factors)) == factors
+    gemma = metadata("gemma3")
+    before = config_of(gemma)
+    gemma["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    for found, old, window in zip(
+        config_of(gemma).ropes, before.ropes, before.windows, strict=True
+    ):
+        assert found.theta == old.theta
+        assert found == old if window else set(found.factors) == {8}
+
+
 def test_layers_with_windows():
     qwen = {k: v for k, v in metadata("qwen2").items() if k != "layer_types"}
     qwen |= {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
