@@ -85,13 +85,15 @@ def peft_config(path: str | os.PathLike) -> config.Lora:
         fields[name] = settings.values.get(name, default)
         if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
             raise settings.wrong(name, "a number")
+    kind = config.Dora if settings.flag("use_dora", False) else config.Lora
+    rank = settings.integer("r", 1)
+    is_rank_stabilized = settings.flag("use_rslora", False)
     try:
-        kind = config.Dora if settings.flag("use_dora", False) else config.Lora
         return kind(
-            settings.integer("r", 1),
+            rank,
             fields["lora_alpha"],
             fields["lora_dropout"],
-            is_rank_stabilized=settings.flag("use_rslora", False),
+            is_rank_stabilized=is_rank_stabilized,
         )
     except ValueError as error:
         raise CheckpointError(f"{_CONFIG}: {error}") from error

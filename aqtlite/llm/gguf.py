@@ -60,8 +60,9 @@ def config_of(source: QuantizedCheckpoint) -> DecoderConfig:
         * count,
         "tied": "output.weight" not in source.weights,
     }
+    fields |= _of_family(family, fields, settings)
     try:
-        return DecoderConfig(**{**fields, **_of_family(family, fields, settings)})
+        return DecoderConfig(**fields)
     except ValueError as error:
         raise CheckpointError(f"{settings.where}: {error}") from error
 

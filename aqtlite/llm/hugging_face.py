@@ -32,8 +32,8 @@ def config_of(settings: Settings, *, has_head: bool) -> DecoderConfig:
     family = settings.one_of("model_type", tuple(_FAMILIES))
     if settings.values.get("tie_word_embeddings") is not None:
         has_head = not settings.flag("tie_word_embeddings", default=False)
+    fields = {**_FAMILIES[family](settings), "tied": not has_head}
     try:
-        fields = {**_FAMILIES[family](settings), "tied": not has_head}
         return DecoderConfig(**fields)
     except ValueError as error:
         raise CheckpointError(f"{settings.where}: {error}") from error

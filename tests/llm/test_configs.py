@@ -134,6 +134,12 @@ def test_gguf_files_hold_the_same_decoder(family, tmp_path):
         fields = ("windows", "ropes", "score_scale")
         same = {name: getattr(wanted.cfg, name) for name in fields}
         cfg = dataclasses.replace(cfg, **same)
+        path, key = tmp_path / "no_window.gguf", "gemma3.attention.sliding_window"
+        given = {**pairs, key: np.uint32(0)}
+        checkpoint.save_quantized(path, weights, format="gguf", metadata=given)
+        with pytest.raises(CheckpointError, match="sliding_window has to") as raised:
+            llm.moves_of(path)
+        assert str(raised.value).count(path.name) == 1
     assert cfg == wanted.cfg
 
 
