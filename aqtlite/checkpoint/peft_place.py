@@ -104,7 +104,8 @@ def place_of(
     """Returns where a leaf of a tree of adapters is in a file.
 
     Raises:
-        CheckpointError: if no line of the map, or several, make its weight.
+        CheckpointError: if no line of the map, or several, make its weight, or if there
+            is no map, and its layer is the whole model, which has no name.
     """
     steps = steps_of(path_name(key_path))
     at = steps.index(ADAPTER) if ADAPTER in steps[:-1] else 0
@@ -116,19 +117,26 @@ def place_of(
     if above[:2] == ("aqt", "learned"):  # Of NNX, in the attribute of a model.
         above = above[2:]
     path = "/".join(above).removeprefix(f"{PARAMETERS}/")
+    if not moves and not path:
+        raise CheckpointError(
+            f"{'/'.join(steps)} is of a model that is one layer, and a file names the "
+            "layers in a model: give the name by moves=, such as [Move("
+            "sources='head.weight', targets='params/kernel', axes=(1, 0))]"
+        )
     if not moves:
         return Place(path, name, (path.replace("/", "."),), False, None, 0)
     found = []
     for move in moves:
         for part, target in enumerate(move.targets):
             target = target.removeprefix(f"{PARAMETERS}/")
-            for one in {target, target.rpartition("/")[0]} - {""}:
+            for one in {target, target.rpartition("/")[0]}:
                 match = name_map.pattern_of(one).fullmatch(path)
                 if match is not None and _is_matrix(move):
                     found.append((move, part, match.groupdict()))
     if len(found) != 1:
         count = "no line" if not found else f"{len(found)} lines"
-        raise CheckpointError(f"{count} of the map make the weight of {path}")
+        name_of_layer = path or "the model, which is one layer"
+        raise CheckpointError(f"{count} of the map make the weight of {name_of_layer}")
     ((move, part, values),) = found
     if len(move.sources) > 1:
         raise CheckpointError(

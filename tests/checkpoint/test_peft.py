@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from safetensors import numpy as safetensors
 
 import aqtlite
@@ -21,6 +22,7 @@ from aqtlite.checkpoint import (
     peft_config,
     save_peft,
 )
+from aqtlite.flax import quantize_model
 from tests.common import normal
 
 pytestmark = pytest.mark.code("quick")
@@ -334,3 +336,24 @@ def test_experts_have_no_adapters_in_a_file(tmp_path):
     with pytest.raises(CheckpointError, match="rank is 2; PEFT has no .* experts"):
         save_peft(tmp_path / "x", adapters, lora)
     assert not any(tmp_path.iterdir())
+
+
+def test_the_layer_of_a_model_that_is_one_gets_its_name_from_the_map(tmp_path):
+    net, x = nn.Dense(4), np.ones((3, 8), np.float32)
+    variables = net.init(jax.random.key(0), x)
+    adapters = quantize_model(net, [Rule(cfg=None, adapter=LORA)]).init_adapters(
+        variables, x
+    )
+    with pytest.raises(CheckpointError, match="that is one layer.* by moves="):
+        save_peft(tmp_path / "x", adapters, LORA)
+    with pytest.raises(CheckpointError, match="that is one layer.* by moves="):
+        load_peft(PEFT, adapters)
+    with pytest.raises(CheckpointError, match="no line of the map .* is one layer"):
+        save_peft(tmp_path / "x", adapters, LORA, moves=MOVES)
+    moves = [
+        Move(sources="head.weight", targets="params/kernel", axes=(1, 0)),
+        Move(sources="head.bias", targets="params/bias"),
+    ]
+    save_peft(tmp_path / "x", adapters, LORA, moves=moves)
+    loaded = load_peft(tmp_path / "x", adapters, moves=moves)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, loaded, adapters))
