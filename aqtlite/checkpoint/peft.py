@@ -205,8 +205,9 @@ def save_peft(
             them; None for the adapters themselves.
 
     Raises:
-        CheckpointError: if the path exists, if an adapter has no place in the file, or
-            parts in other processes, or for ``init="pissa"`` without `initial`.
+        CheckpointError: if the path exists, if an adapter has no place in the file, has
+            parts in other processes, or is not finite, or for ``init="pissa"`` without
+            `initial`.
     """
     own(adapters, "adapters"), own(initial, "initial")
     is_dora = isinstance(lora, config.Dora)
@@ -223,6 +224,11 @@ def save_peft(
     for (key_path, leaf), start in zip(leaves, _starts(adapters, initial), strict=True):
         x = np.asarray(leaf, np.float32)
         place = place_of(key_path, moves, x.shape)
+        if not is_finite(x) or (start is not None and not is_finite(start)):
+            raise CheckpointError(
+                f"{place.name} of {place.path} holds NaN or infinities: its training "
+                "diverged, or started from them"
+            )
         if place.name == MAGNITUDE and not is_dora:
             raise CheckpointError(
                 f"{place.path} has magnitudes, and the adapter is {lora!r}: give the "

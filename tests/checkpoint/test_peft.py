@@ -357,3 +357,14 @@ def test_the_layer_of_a_model_that_is_one_gets_its_name_from_the_map(tmp_path):
     save_peft(tmp_path / "x", adapters, LORA, moves=moves)
     loaded = load_peft(tmp_path / "x", adapters, moves=moves)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, loaded, adapters))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_adapters_that_are_not_finite_are_refused(value, tmp_path):
+    adapters = of_one(LORA)[2]
+    broken = jax.tree.map(lambda a: jnp.full_like(a, value), adapters)
+    with pytest.raises(CheckpointError, match="lora_a of w holds NaN or infinities"):
+        save_peft(tmp_path / "x", broken, LORA)
+    with pytest.raises(CheckpointError, match="lora_a of w holds NaN or infinities"):
+        save_peft(tmp_path / "x", adapters, LORA, initial=broken)
+    assert not any(tmp_path.iterdir())
