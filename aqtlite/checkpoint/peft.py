@@ -27,7 +27,7 @@ from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
 from aqtlite.checkpoint.name_map import Move
 from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.one_process import own
-from aqtlite.checkpoint.peft_place import MAGNITUDE, NAMES, place_of
+from aqtlite.checkpoint.peft_place import MAGNITUDE, NAMES, Place, place_of
 from aqtlite.checkpoint.quantized_formats.safetensors import SafetensorsTensors
 from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
 from aqtlite.checkpoint.write_quantized import new_path
@@ -149,9 +149,13 @@ def load_peft(
             )
     unused = set(tensors.infos)
     leaves, treedef = jax.tree.flatten_with_path(adapters)
+    places = [place_of(key_path, moves, np.shape(leaf)) for key_path, leaf in leaves]
+    if isinstance(of_file, config.Dora):
+        _check_magnitudes(
+            places, f"{_CONFIG} is of {of_file!r}: make the rule with peft_config(path)"
+        )
     made = []
-    for key_path, leaf in leaves:
-        place = place_of(key_path, moves, np.shape(leaf))
+    for place, (_, leaf) in zip(places, leaves, strict=True):
         layers = []
         for module in place.modules:
             key = f"{_PREFIX}{module}.{NAMES[place.name]}"
@@ -221,9 +225,14 @@ def save_peft(
     parts: dict[str, dict[int, np.ndarray]] = {}
     of_file = lora if initial is None else _of_twice_the_rank(lora)
     leaves = jax.tree.leaves_with_path(adapters)
-    for (key_path, leaf), start in zip(leaves, _starts(adapters, initial), strict=True):
+    places = [place_of(key_path, moves, np.shape(leaf)) for key_path, leaf in leaves]
+    if is_dora:
+        _check_magnitudes(
+            places, f"the adapter is {lora!r}: give the rule's config.Lora"
+        )
+    starts = _starts(adapters, initial)
+    for place, (_, leaf), start in zip(places, leaves, starts, strict=True):
         x = np.asarray(leaf, np.float32)
-        place = place_of(key_path, moves, x.shape)
         if not is_finite(x) or (start is not None and not is_finite(start)):
             raise CheckpointError(
                 f"{place.name} of {place.path} holds NaN or infinities: its training "
@@ -285,6 +294,19 @@ def _check_alike(lora: config.Lora, of_file: config.Lora) -> None:
             f"adapter is {lora!r}, of scale {lora.scale:g}: make the rule with "
             "peft_config(path)"
         )
+
+
+def _check_magnitudes(places: Sequence[Place], of_dora: str) -> None:
+    """Raises CheckpointError if the adapter of a layer is none of DoRA.
+
+    Args:
+        places: where all parameters of adapters are.
+        of_dora: what says that they are, and what to do, for the message.
+    """
+    layers = {place.path for place in places if place.name == MAGNITUDE}
+    for place in places:
+        if place.path not in layers:
+            raise CheckpointError(f"{place.path} has no magnitudes, and {of_dora}")
 
 
 def _of_twice_the_rank(lora: config.Lora) -> config.Lora:

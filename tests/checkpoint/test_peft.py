@@ -133,6 +133,17 @@ def test_magnitudes_of_dora(tmp_path):
         save_peft(tmp_path / "y", adapters, config.Lora(3, 7), moves=STACKED)
 
 
+def test_adapters_without_magnitudes_are_none_of_dora(tmp_path):
+    dora, adapters = config.Dora(3, 7), of(scanned, STACKED)[2]
+    with pytest.raises(CheckpointError, match="has no magnitudes.*config.Lora$"):
+        save_peft(tmp_path / "x", adapters, dora, moves=STACKED)
+    save_peft(tmp_path / "x", adapters, LORA, moves=STACKED)
+    path = tmp_path / "x" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
+    with pytest.raises(CheckpointError, match="has no magnitudes.*make the rule"):
+        load_peft(tmp_path / "x", adapters, moves=STACKED)
+
+
 def test_parts_of_a_weight_have_one_first_matrix(tmp_path):
     fused = [Move(sources="fused.weight", targets=("a/w", "b/w"), axes=(1, 0))]
     fn = lambda p, x: x @ p["a"]["w"] + x @ p["b"]["w"]  # noqa: E731
