@@ -33,6 +33,7 @@ from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
 from aqtlite.checkpoint.write_quantized import new_path
 
 _CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"
+_PICKLE = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _KEY = re.compile(
     re.escape(_PREFIX)
@@ -141,7 +142,7 @@ def load_peft(
     of_file = peft_config(path)
     if lora is not None:
         _check_alike(lora, of_file)
-    tensors = SafetensorsTensors(pathlib.Path(path, _FILE))
+    tensors = _opened(pathlib.Path(path))
     for key in tensors.infos:
         if _KEY.fullmatch(key) is None:
             raise CheckpointError(
@@ -279,6 +280,20 @@ def save_peft(
         folder.mkdir()
         SafetensorsWriter().write(folder / _FILE, list(_lazy(arrays)), str)
         (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _opened(folder: pathlib.Path) -> SafetensorsTensors:
+    """Opens the file of adapters."""
+    file = folder / _FILE
+    if not file.is_file():
+        why = ""
+        if (folder / _PICKLE).exists():
+            why = (
+                f", and {_PICKLE} is not read: it is a pickle, which runs code. Load "
+                "it with PEFT, and save it again (save_pretrained)"
+            )
+        raise CheckpointError(f"{folder} has no {_FILE}{why}")
+    return SafetensorsTensors(file)
 
 
 def _check_alike(lora: config.Lora, of_file: config.Lora) -> None:

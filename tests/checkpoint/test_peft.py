@@ -221,6 +221,17 @@ def test_other_tensors_are_refused(case, text, tmp_path):
         load_peft(folder, of(model, MOVES)[2], moves=MOVES)
 
 
+def test_a_folder_without_safetensors_is_refused(tmp_path):
+    folder = shutil.copytree(PEFT, tmp_path / "x")
+    (folder / FILE).unlink()
+    adapters = of(model, MOVES)[2]
+    with pytest.raises(CheckpointError, match="x has no adapter_model.safetensors$"):
+        load_peft(folder, adapters, moves=MOVES)
+    (folder / "adapter_model.bin").write_bytes(b"pickled")
+    with pytest.raises(CheckpointError, match="adapter_model.bin is not read: it is"):
+        load_peft(folder, adapters, moves=MOVES)
+
+
 def of_one(lora, inputs=8, outputs=4):
     """A function of one weight, this weight, and adapters that are not zero."""
     rule = Rule(cfg=None, adapter=lora)
