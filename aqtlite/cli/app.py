@@ -1,6 +1,7 @@
 """The parser of the command line, and its exit codes."""
 
 import argparse
+import io
 import os
 import shutil
 import sys
@@ -164,6 +165,12 @@ def run(commands: Sequence[Command] = COMMANDS) -> NoReturn:
     An interrupted process exits without Python's shutdown, in which a compilation still
     running in a JAX thread would use a destroyed client and crash.
     """
+    out = sys.stdout
+    # What a model writes, or a checkpoint is called, may have characters that the
+    # encoding of standard output lacks. The locale C has "surrogateescape".
+    is_strict = out.errors in ("strict", "surrogateescape")
+    if is_strict and isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")
     code = main(commands=commands)
     if code == EXIT_INTERRUPTED:
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """The command line: dispatch, help, errors in one line, exit codes."""
 
 import dataclasses
+import io
 import os
 import signal
 import subprocess
@@ -253,3 +254,16 @@ def test_public_names_are_there_when_they_are_used():
 
 def _python(*argv):
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape", "replace"])
+def test_characters_that_standard_output_lacks_are_escaped(errors, monkeypatch):
+    shown = io.BytesIO()
+    out = io.TextIOWrapper(shown, encoding="ascii", errors=errors)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["aqtlite", *ARGV])
+    with pytest.raises(SystemExit) as ended:
+        cli.app.run(_one_command(lambda args: print("the \u732b")))
+    out.flush()
+    text = b"the ?" if errors == "replace" else rb"the \u732b"
+    assert ended.value.code is None and shown.getvalue().rstrip() == text
