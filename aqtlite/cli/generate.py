@@ -1,13 +1,19 @@
 """The command ``aqtlite generate``."""
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterator
+
+import jax
 
 from aqtlite import kv_cache, llm
 from aqtlite.cli import output
 from aqtlite.cli.configs import from_file, of_preset
 from aqtlite.errors import UserError
+
+_FOR_WEIGHTS = "the weights: quantize them by --preset, or take --dtype bfloat16"
+_FOR_TOKENS = "the text's keys and values: lower --max-tokens or --kv-bits"
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,15 +41,17 @@ def run(args: argparse.Namespace) -> None:
         if not prompt:
             raise UserError("--prompt has no token: give it a text")
         began = time.perf_counter()
-        loaded = llm.load(args.source, cfg, dtype=args.dtype)
+        with _naming_memory(_FOR_WEIGHTS):
+            loaded = llm.load(args.source, cfg, dtype=args.dtype)
         read = time.perf_counter()
-        generation = llm.compile_generation(
-            loaded.decoder,
-            len(prompt),
-            args.max_tokens,
-            cache=None if bits is None else kv_cache.config_for(bits),
-            sampling=sampling,
-        )
+        with _naming_memory(_FOR_TOKENS):
+            generation = llm.compile_generation(
+                loaded.decoder,
+                len(prompt),
+                args.max_tokens,
+                cache=None if bits is None else kv_cache.config_for(bits),
+                sampling=sampling,
+            )
         found = generation.tokens(prompt, args.seed, tokenizer.stop)
     compiled = time.perf_counter()
     messages.print(loaded.summary(), soft_wrap=True)
@@ -53,10 +61,26 @@ def run(args: argparse.Namespace) -> None:
     if not args.chat:
         after = prompt
         print(args.prompt, end="", flush=True)
-    for piece in tokenizer.decoded(_timed(found, times), after):
-        print(piece, end="", flush=True)
+    with _naming_memory(_FOR_TOKENS):
+        for piece in tokenizer.decoded(_timed(found, times), after):
+            print(piece, end="", flush=True)
     print()
     messages.print(_speed(len(prompt), times))
+
+
+@contextlib.contextmanager
+def _naming_memory(use: str) -> Iterator[None]:
+    """Turns the error of too little memory into a `UserError`.
+
+    Args:
+        use: what it is for, and how less will do.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(f"there is too little memory for {use}") from error
 
 
 def _timed(tokens: Iterator[int], times: list[float]) -> Iterator[int]:

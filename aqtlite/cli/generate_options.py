@@ -1,6 +1,7 @@
 """The arguments of ``aqtlite generate``."""
 
 import argparse
+from collections.abc import Callable
 
 from aqtlite.cli import shared_options
 
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens",
         metavar="N",
-        type=int,
+        type=_integer(1, 2**31 - 1),
         default=64,
         help="largest number of tokens after the prompt (default %(default)s)",
     )
@@ -75,7 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sample from the likeliest tokens that have this probability together",
     )
     parser.add_argument(
-        "--seed", metavar="N", type=int, default=0, help="seed of the sampling"
+        "--seed",
+        metavar="N",
+        type=_integer(0, 2**32 - 1),
+        default=0,
+        help="seed of the sampling",
     )
     shared_options.add_path(
         parser,
@@ -89,3 +94,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="dtype of activations and float weights (default %(default)s)",
     )
+
+
+def _integer(least: int, most: int) -> Callable[[str], int]:
+    """Makes the `type` of an argument that is an integer in a range."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no integer between {least} and {most}"
+            )
+        return number
+
+    return read

@@ -21,12 +21,22 @@ class Tokenizer:
     stop: frozenset[int]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those that the model has at the beginning."""
+        """The tokens of a text, with those that the model has at the beginning.
+
+        Raises:
+            ValueError: if the text is not valid Unicode.
+        """
+        _check_unicode(text)
         found: list[int] = self.inner.encode(text).ids
         return found
 
     def encode_rendered(self, text: str) -> list[int]:
-        """The tokens of a text that contains its special tokens, as a rendered chat."""
+        """The tokens of a text that contains its special tokens, as a rendered chat.
+
+        Raises:
+            ValueError: if the text is not valid Unicode.
+        """
+        _check_unicode(text)
         found: list[int] = self.inner.encode(text, add_special_tokens=False).ids
         return found
 
@@ -82,6 +92,17 @@ def load_tokenizer(
     if model is None:
         return found
     return Tokenizer(found.inner, found.stop | stop_tokens.stop_tokens(model))
+
+
+def _check_unicode(text: str) -> None:
+    """Raises ValueError for surrogates, as Python makes of bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text is not valid Unicode: {text[error.start]!r} at {error.start} is "
+            "a byte that was no UTF-8, or half of a character"
+        ) from error
 
 
 def _load(path: pathlib.Path) -> Tokenizer:

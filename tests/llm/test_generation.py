@@ -94,17 +94,55 @@ def test_samples_have_the_probabilities_of_their_nucleus():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["qwen3"], r"has no tokenizer\.json"),
-        (["llama", "--preset", "static_int8"], r"fwd\.lhs\.calibration"),
+        (["qwen3"], "has no tokenizer.json"),
+        (["llama", "--preset", "static_int8"], "fwd.lhs.calibration"),
         (["llama", "--top-p", "2"], "top_p must be"),
-        (["llama", "--max-tokens", "0"], "a token or more"),
+        (["llama", "--prompt", "a\udcff"], "not valid Unicode: '\\udcff' at 1 is"),
     ],
 )
 def test_the_command_refuses(words, message, capsys):
     source, *rest = words
     given = ["generate", str(FOLDER / source), "--prompt", PROMPT, *rest]
     assert program.main(given) == 2
-    assert message.replace("\\", "") in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert message in shown and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "most"),
+    [
+        ("--seed", "-1", 2**32 - 1),
+        ("--seed", str(2**32), 2**32 - 1),
+        ("--seed", "9" * 5000, 2**32 - 1),
+        ("--max-tokens", "0", 2**31 - 1),
+        ("--max-tokens", str(2**31), 2**31 - 1),
+    ],
+)
+def test_the_command_refuses_numbers_out_of_range(option, value, most, capsys):
+    given = ["generate", str(FOLDER / "llama"), "--prompt", PROMPT]
+    with pytest.raises(SystemExit) as ended:
+        program.main([*given, f"{option}={value}"])
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2 and shown.count("\n") == 1
+    assert f"no integer between {int(option != '--seed')} and {most} " in shown
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("load", "for the weights: quantize them by --preset"),
+        ("compile_generation", "keys and values: lower --max-tokens"),
+    ],
+)
+def test_the_command_says_what_takes_the_memory(function, message, monkeypatch, capsys):
+    def fail(*args, **kwargs):
+        text = "RESOURCE_EXHAUSTED: Out of memory allocating 6400000000000 bytes."
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(llm, function, fail)
+    assert program.main(["generate", str(FOLDER / "llama"), "--prompt", PROMPT]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and shown.count("\n") == 1
 
 
 def pairs_of(family):
