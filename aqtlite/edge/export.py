@@ -13,7 +13,7 @@ from aqtlite.edge.litert import converter
 from aqtlite.edge.litert import write as litert_write
 from aqtlite.edge.onnx import check as onnx_check
 from aqtlite.edge.onnx import write as onnx_write
-from aqtlite.edge.publish import publish
+from aqtlite.edge.publish import making, publish
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.report import Processors, Report
 from aqtlite.edge.rules import Rule
@@ -95,7 +95,8 @@ def export(
     _check_processors(processors, path)
     deployed = deployed_of(model, variables, ranges, sample_args, rules)
     grid_of = interface_of(deployed, interface)
-    data, report = TARGETS[path.suffix](deployed, grid_of, processors)
+    with making(path):
+        data, report = TARGETS[path.suffix](deployed, grid_of, processors)
     publish(data, path)
     return report
 

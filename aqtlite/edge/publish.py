@@ -1,9 +1,37 @@
 """Files of this folder, in folders that are made for them."""
 
+import contextlib
 import os
 import pathlib
+import tempfile
+from collections.abc import Iterator
 
+from aqtlite.errors import UnwritableError
 from aqtlite.output import files
+
+
+@contextlib.contextmanager
+def making(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Names a file in the errors of the temporary ones that it is made and checked by.
+
+    Args:
+        path: path of the file.
+
+    Raises:
+        UnwritableError: if an OSError is raised of a temporary file.
+    """
+    folder = tempfile.gettempdir()
+    try:
+        yield
+    except OSError as error:
+        # Errors of writing have no path.
+        if error.filename is not None and not str(error.filename).startswith(folder):
+            raise
+        why = (
+            f"{error.strerror or error} (a temporary file in {folder}; TMPDIR names "
+            "another folder)"
+        )
+        raise UnwritableError(error.errno, why, os.fspath(path)) from error
 
 
 def publish(data: bytes, path: str | os.PathLike[str]) -> None:

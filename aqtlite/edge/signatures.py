@@ -13,7 +13,7 @@ from aqtlite.edge.export import (
     interface_of,
 )
 from aqtlite.edge.litert import write
-from aqtlite.edge.publish import publish
+from aqtlite.edge.publish import making, publish
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.report import Report
 from aqtlite.edge.rules import Rule
@@ -61,6 +61,7 @@ def export_signatures(
 
     Raises:
         ModuleNotFoundError: if the extra ``edge`` is not installed.
+        OSError: if there is no room for the file, or it cannot be written.
         TypeError: if an argument is of the wrong type.
         ValueError: if `path` is for onnxruntime, an address or a symbolic link, if
             there is no signature, or where `edge.export` raises it; the message then
@@ -89,6 +90,7 @@ def export_signatures(
             programs[name] = deployed, interface_of(deployed, interface)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-    data, reports = write.write(programs)
+    with making(path):
+        data, reports = write.write(programs)
     publish(data, path)
     return reports
