@@ -27,7 +27,7 @@ from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
 from aqtlite.checkpoint.name_map import Move
 from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.one_process import own
-from aqtlite.checkpoint.peft_place import MAGNITUDE, NAMES, Place, place_of
+from aqtlite.checkpoint.peft_place import MAGNITUDE, NAMES, STACKED, Place, place_of
 from aqtlite.checkpoint.quantized_formats.safetensors import SafetensorsTensors
 from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
 from aqtlite.checkpoint.write_quantized import new_path
@@ -231,6 +231,7 @@ def save_peft(
         _check_magnitudes(
             places, f"the adapter is {lora!r}: give the rule's config.Lora"
         )
+    _check_not_stacked(places, [np.shape(leaf) for _, leaf in leaves], lora.rank)
     starts = _starts(adapters, initial)
     for place, (_, leaf), start in zip(places, leaves, starts, strict=True):
         x = np.asarray(leaf, np.float32)
@@ -322,6 +323,26 @@ def _check_magnitudes(places: Sequence[Place], of_dora: str) -> None:
     for place in places:
         if place.path not in layers:
             raise CheckpointError(f"{place.path} has no magnitudes, and {of_dora}")
+
+
+def _check_not_stacked(
+    places: Sequence[Place], shapes: Sequence[tuple[int, ...]], rank: int
+) -> None:
+    """Raises CheckpointError for adapters of stacked layers, as many as the rank.
+
+    `Place.written` refuses other numbers by the axis that has to have the rank.
+    """
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for place, shape in zip(places, shapes, strict=True):
+        one = shape[1:] if place.is_stacked else shape
+        found.setdefault(place.path, {})[place.name] = one
+    for path, by_name in found.items():
+        a, b = by_name.get("lora_a", ()), by_name.get("lora_b", ())
+        if min(len(a), len(b)) > 2 and a[0] == b[0] == b[1] == rank:
+            raise CheckpointError(
+                f"lora_a and lora_b of {path} have the shapes {a} and {b}, and the "
+                f"rank is {rank}: {STACKED}"
+            )
 
 
 def _of_twice_the_rank(lora: config.Lora) -> config.Lora:

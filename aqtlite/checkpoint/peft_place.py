@@ -21,6 +21,14 @@ NAMES = {
 }
 
 
+STACKED = (
+    "their weights are stacked. Of the layers of a scan, name each by moves=, such as "
+    "Move(sources='layers.{i}.up.weight', targets='params/layers/up/kernel', "
+    "axes=(1, 0)); PEFT has no adapters of experts"
+)
+"""What to do with the adapters of stacked weights, for messages."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where the parameter of an adapter is in a file."""
@@ -92,7 +100,7 @@ class Place:
         if x.shape[axis] != rank:
             raise CheckpointError(
                 f"{self.name} of {self.path} has the shape {x.shape}, and the rank is "
-                f"{rank}; PEFT has no adapters of experts, whose weights are stacked"
+                f"{rank}: {STACKED}"
             )
         matrix = x.reshape(-1, rank) if axis else x.reshape(rank, -1)
         return np.ascontiguousarray(matrix.T)

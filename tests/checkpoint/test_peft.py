@@ -345,17 +345,18 @@ def test_what_has_no_place_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_experts_have_no_adapters_in_a_file(tmp_path):
+@pytest.mark.parametrize("count", [3, 2], ids=["", "as many as the rank"])
+def test_experts_have_no_adapters_in_a_file(count, tmp_path):
     def moe(params, x):
         return jnp.einsum("ebd,edf->ebf", x, params["experts"])
 
     lora = config.Lora(2, 4)
     rule = Rule(cfg=None, adapter=lora)
     fn = aqtlite.quantize_function(moe, [rule], params=0)
-    adapters = fn.init_state({"experts": normal((3, 8, 4))}, normal((3, 5, 8)))[
-        "params"
-    ]
-    with pytest.raises(CheckpointError, match="rank is 2; PEFT has no .* experts"):
+    params, x = {"experts": normal((count, 8, 4))}, normal((count, 5, 8))
+    adapters = fn.init_state(params, x)["params"]
+    match = r"rank is 2: their weights are stacked.*\{i\}.*PEFT has no .* experts"
+    with pytest.raises(CheckpointError, match=match):
         save_peft(tmp_path / "x", adapters, lora)
     assert not any(tmp_path.iterdir())
 
