@@ -9,13 +9,8 @@ from aqtlite.checkpoint.convert import convert_checkpoint
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.filling import fill
 from aqtlite.checkpoint.load import load_serving, summarize
-from aqtlite.checkpoint.name_map import (
-    Move,
-    MovedWeights,
-    move_weights,
-    moves_from_json,
-    moves_to_json,
-)
+from aqtlite.checkpoint.move import Move, moves_from_json, moves_to_json
+from aqtlite.checkpoint.name_map import MovedWeights, move_weights
 from aqtlite.checkpoint.peft import load_peft, peft_config, save_peft
 from aqtlite.checkpoint.read_quantized import QuantizedCheckpoint, load_quantized
 from aqtlite.checkpoint.report import Report

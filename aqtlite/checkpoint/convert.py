@@ -13,8 +13,8 @@ from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, local_path
 from aqtlite.checkpoint.job import job_of
 from aqtlite.checkpoint.load_float import calibrated, open_float, variables_of
+from aqtlite.checkpoint.move import Move
 from aqtlite.checkpoint.moved import Moved
-from aqtlite.checkpoint.name_map import Move
 from aqtlite.checkpoint.report import Report
 from aqtlite.flax.linen.quantize_model import Model
 

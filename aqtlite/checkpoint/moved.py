@@ -8,7 +8,8 @@ import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.name_map import Move, in_float, move_weights, moves_to_json
+from aqtlite.checkpoint.move import Move, moves_to_json
+from aqtlite.checkpoint.name_map import in_float, move_weights
 from aqtlite.checkpoint.read_quantized import files_of, load_quantized
 from aqtlite.qtensor.qtensor import QTensor
 

@@ -1,12 +1,10 @@
 """A map from the names of a source to the variables of a model, as a table.
 
-Each line moves weights: it joins, splits, transposes, reshapes and stacks them. All
-lines are checked against all names and shapes before a weight is read.
+Each line (`Move`) joins, splits, transposes, reshapes and stacks weights. All lines are
+checked against all names and shapes before a weight is read.
 """
 
 import dataclasses
-import json
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,109 +14,14 @@ import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.filling import names_of
+from aqtlite.checkpoint.move import Move
+from aqtlite.checkpoint.placeholders import filled, pattern_of
 from aqtlite.checkpoint.read_quantized import QuantizedCheckpoint
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
 
 _Weight = QTensor | np.ndarray | jax.Array
 _Binding = tuple[tuple[str, str], ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Move:
-    """One line of a map: weights of a source, and the variables that they become.
-
-    Names have placeholders such as ``{i}``, which stand for a letter, digit or
-    underscore or more of them. A placeholder that the targets lack counts layers from
-    0 on, which are stacked along a new first axis.
-
-    >>> Move(
-    ...     sources="model.layers.{i}.mlp.up_proj.weight",
-    ...     targets="params/layers_{i}/up/kernel",
-    ...     axes=(1, 0),
-    ... ).axes
-    (1, 0)
-
-    Raises:
-        ValueError: if there is no source, or placeholders do not fit.
-    """
-
-    sources: tuple[str, ...] | str
-    """Names of weights. Several are joined along `join_axis`, as q, k and v are."""
-
-    targets: tuple[str, ...] | str
-    """Paths of variables, joined by slashes. A weight is split along `split_axis` into
-    several. None: the weights of the source are not used."""
-
-    join_axis: int = 0
-    split_axis: int = 0
-
-    split_sizes: tuple[int, ...] | None = None
-    """Sizes of the parts; None for equal ones."""
-
-    axes: tuple[int, ...] | None = None
-    """Permutation of the axes of a weight or part; None to keep them."""
-
-    shape: tuple[int, ...] | None = None
-    """New shape after that, with at most one -1; None to keep it."""
-
-    def __post_init__(self) -> None:
-        for field in ("sources", "targets"):
-            given = getattr(self, field)
-            names = (given,) if isinstance(given, str) else tuple(given)
-            if not all(isinstance(name, str) for name in names):
-                raise ValueError(f"Move.{field} has to be names, got {given!r}")
-            object.__setattr__(self, field, names)
-        for field in ("split_sizes", "axes", "shape"):
-            given = getattr(self, field)
-            if given is not None:
-                object.__setattr__(self, field, tuple(given))
-        sources = {frozenset(_placeholders(name)) for name in self.sources}
-        targets = {frozenset(_placeholders(name)) for name in self.targets}
-        if len(sources) != 1 or len(targets) > 1:
-            raise ValueError(f"{self!r}: all names of a side have equal placeholders")
-        if not targets:
-            return
-        (source,), (target,) = sources, targets
-        if target - source or len(source - target) > 1:
-            raise ValueError(
-                f"{self!r}: targets have the placeholders of sources, or all but one"
-            )
-
-    @property
-    def stacked(self) -> str | None:
-        """The placeholder whose values are stacked; None if none is."""
-        rest = set(_placeholders(self.sources[0])) - set(_placeholders(self.targets[0]))
-        return rest.pop() if rest else None
-
-
-def moves_from_json(text: str) -> tuple[Move, ...]:
-    """Reads a map: a list of objects with the fields of `Move`.
-
-    Raises:
-        CheckpointError: if the text is no such list.
-    """
-    try:
-        lines = json.loads(text)
-        return tuple(Move(**line) for line in lines)
-    except RecursionError as error:
-        raise CheckpointError("the map is nested too deeply") from error
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"the map is no list of moves: {error}") from error
-
-
-def moves_to_json(moves: Sequence[Move]) -> str:
-    """Writes a map, as `moves_from_json` reads it."""
-    defaults = {field.name: field.default for field in dataclasses.fields(Move)}
-    lines = [
-        {
-            name: value
-            for name, value in dataclasses.asdict(move).items()
-            if value != defaults[name]
-        }
-        for move in moves
-    ]
-    return json.dumps(lines, indent=1)
 
 
 class MovedWeights(Mapping[str, _Weight]):
@@ -352,34 +255,6 @@ def _plans(move: Move, names: Collection[str]) -> Iterator[tuple[str, _Plan]]:
         sources = tuple(layers[number] for number in numbers)
         for part, target in enumerate(move.targets):
             yield filled(target, dict(rest)), _Plan(move, part, sources)
-
-
-_PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
-
-
-def _placeholders(name: str) -> list[str]:
-    return _PLACEHOLDER.findall(name)
-
-
-def filled(name: str, values: Mapping[str, str]) -> str:
-    """Returns a name with values in place of its placeholders."""
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], name)
-
-
-def pattern_of(name: str) -> re.Pattern:
-    """Returns the regular expression of a name with placeholders."""
-    pieces = _PLACEHOLDER.split(name)
-    seen: set[str] = set()
-    text = ""
-    for i, piece in enumerate(pieces):
-        if i % 2 == 0:
-            text += re.escape(piece)
-        elif piece in seen:
-            text += f"(?P={piece})"
-        else:
-            seen.add(piece)
-            text += rf"(?P<{piece}>\w+)"
-    return re.compile(text, re.ASCII)
 
 
 def _infos_of(weights: Mapping[str, _Weight]) -> Mapping[str, jax.ShapeDtypeStruct]:

@@ -24,7 +24,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import local_path
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
-from aqtlite.checkpoint.name_map import Move
+from aqtlite.checkpoint.move import Move
 from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.one_process import own
 from aqtlite.checkpoint.peft_place import MAGNITUDE, NAMES, STACKED, Place, place_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.checkpoint import name_map
+from aqtlite.checkpoint import name_map, placeholders
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.name_map import Move
+from aqtlite.checkpoint.move import Move
 from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.quantization.states.state_collections import ADAPTER, PARAMETERS
 
@@ -138,7 +138,7 @@ def place_of(
         for part, target in enumerate(move.targets):
             target = target.removeprefix(f"{PARAMETERS}/")
             for one in {target, target.rpartition("/")[0]}:
-                match = name_map.pattern_of(one).fullmatch(path)
+                match = placeholders.pattern_of(one).fullmatch(path)
                 if match is not None and _is_matrix(move):
                     found.append((move, part, match.groupdict()))
     if len(found) != 1:
@@ -153,10 +153,10 @@ def place_of(
         )
     source = move.sources[0]
     names = (
-        [name_map.filled(source, values)]
+        [placeholders.filled(source, values)]
         if move.stacked is None
         else [
-            name_map.filled(source, {**values, move.stacked: str(i)})
+            placeholders.filled(source, {**values, move.stacked: str(i)})
             for i in range(shape[0])
         ]
     )

@@ -15,7 +15,7 @@ import numpy as np
 from aqtlite.contraction import accumulation, plane_sums, tiles
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import Dot, Integers
-from aqtlite.lowering.forms import packed_dot, panel_products
+from aqtlite.lowering.forms import packed_dot, panel_products, scaled_panel_products
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.operations import DotInput, Operation
 from aqtlite.operations.base import zero_points_leave_sums
@@ -169,7 +169,7 @@ def _of_floats(
     weights = values.matrix
     scales = jnp.ones((weights.columns, 1), jnp.float32)
     x = lhs.values.reshape(-1, weights.products)
-    out = panel_products.scaled_sums_of_floats(x, weights, scales, out_dtype)
+    out = scaled_panel_products.of_floats(x, weights, scales, out_dtype)
     return _as_result(operation, lhs, values, out)
 
 

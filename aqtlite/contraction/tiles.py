@@ -12,7 +12,7 @@ from jax import lax
 from aqtlite.contraction import dots
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import Dot
-from aqtlite.lowering.forms import gpu, panel_products
+from aqtlite.lowering.forms import gpu, panel_products, scaled_panel_products
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation
 from aqtlite.qtensor.packed_values import PackedValues
@@ -221,17 +221,17 @@ def by_kernel(
     x = _in_rows(lhs if is_float else lhs.astype(jnp.int8), counts)
     scales = _of_tiles(rhs_scale, rhs_rest, counts)
     if is_float:
-        out = panel_products.scaled_sums_of_floats(x, weights, scales, how.out_dtype)
+        out = scaled_panel_products.of_floats(x, weights, scales, how.out_dtype)
     else:
         factors = jnp.float32(1) if lhs_scale is None else lhs_scale
         factors = _of_tiles(factors, lhs_rest, counts)
-        out = panel_products.scaled_sums(x, weights, factors, scales)
+        out = scaled_panel_products.of_integers(x, weights, factors, scales)
     return operation.ordered(out.reshape(*lhs_rest, *rhs_rest))
 
 
 def _weights_in_rows(weights: Any, counts: tuple[int, ...]) -> Any:
-    """Weights as `panel_products.scaled_sums` takes them; None if they are packed in
-    another order."""
+    """The weights in rows, as `scaled_panel_products` takes them; None if they are
+    packed in another order."""
     *others, size = _sizes(weights.shape, counts)
     has_own_order = set(others) <= {1}
     if isinstance(weights, PackedValues):

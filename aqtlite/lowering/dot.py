@@ -20,6 +20,7 @@ from aqtlite.lowering.forms import (
     pairs,
     panel_products,
     plain,
+    scaled_panel_products,
     tpu,
 )
 from aqtlite.shapes import dimension_numbers as dn
@@ -218,7 +219,9 @@ class Dot(Contraction):
         is_split = self.out_sharding is not None
         if not suits_kernel or is_split or not panel_products.is_available(target):
             return None
-        return self.ordered(panel_products.sums_of_floats(lhs, rhs, dims, out_dtype))
+        return self.ordered(
+            scaled_panel_products.sums_of_floats(lhs, rhs, dims, out_dtype)
+        )
 
     def unit_axes(self, side):
         return self.dims[0][0 if side == "lhs" else 1]
