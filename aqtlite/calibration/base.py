@@ -89,6 +89,11 @@ class Calibration:
         NaN is then looked for separately. By default, True for calibrations that gather
         statistics or are learned.
         """
+        return self.needs_state
+
+    @property
+    def needs_state(self) -> bool:
+        """True if it keeps something between calls: statistics or parameters."""
         return self.has_state or self.is_learned
 
     @property
@@ -292,7 +297,7 @@ def check_looks_at_one_array(calibration: Any, where: str) -> None:
     """
     what = "a calibration such as AbsMax()"
     fields.instance(Calibration, what)(calibration, where)
-    if calibration.has_state or calibration.is_learned:
+    if calibration.needs_state:
         what = "gathers statistics" if calibration.has_state else "is learned"
         raise ValueError(
             f"{where}={calibration!r} {what} itself; give a calibration that looks at "

@@ -106,7 +106,7 @@ def is_dynamic(tensor: Tensor) -> bool:
 def is_found(tensor: Tensor) -> bool:
     """Whether scales are found from each array, not from batches or in training."""
     how = tensor.calibration
-    is_known = how.has_state or how.is_learned or how.is_blind
+    is_known = how.needs_state or how.is_blind
     return tensor.is_quantized and not is_known
 
 

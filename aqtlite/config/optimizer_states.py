@@ -64,8 +64,8 @@ class OptimizerStates(representation.CompactRepr):
                     f"OptimizerStates.{name} does not quantize: to keep arrays in "
                     "float, name their paths in OptimizerStates.in_float"
                 )
-            stated = tensor.calibration.has_state or tensor.calibration.is_learned
-            if stated or tensor.needs_noise or tensor.sparsity or tensor.rounding:
+            needs_state = tensor.calibration.needs_state
+            if needs_state or tensor.needs_noise or tensor.sparsity or tensor.rounding:
                 raise ValueError(
                     f"OptimizerStates.{name}={tensor!r}: a state is rounded to "
                     "nearest, by the scale of its values alone"

@@ -55,7 +55,7 @@ class Smoothing(representation.CompactRepr):
     def sees_rows(self) -> bool:
         """True if scales are found from all rows of the current lhs."""
         how = self.lhs_calibration
-        is_known = how.has_state or how.is_learned or how.is_blind
+        is_known = how.needs_state or how.is_blind
         return self.lhs_exponent > 0 and not is_known
 
     def __post_init__(self) -> None:

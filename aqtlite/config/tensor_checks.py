@@ -189,7 +189,7 @@ def _check_learned(tensor: "Tensor") -> None:
 def _check_moving_scale(tensor: "Tensor") -> None:
     if not tensor.scale_moves:
         return
-    if tensor.calibration.has_state or tensor.calibration.is_learned:
+    if tensor.calibration.needs_state:
         raise ValueError(
             f"calib_shared_axes='remaining' with calibration={tensor.calibration!r}: "
             "each contracted element has a scale, found from the array alone. Use "

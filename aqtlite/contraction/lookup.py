@@ -48,8 +48,8 @@ def check(cfg: config.DotGeneral) -> None:
             "return rotated rows: take the rows of the float table, or set "
             "fwd.rotation to None"
         )
-    stated = tensor.calibration.has_state or tensor.calibration.is_learned
-    if cfg.fwd.smoothing is not None or (tensor.is_quantized and stated):
+    needs_state = tensor.is_quantized and tensor.calibration.needs_state
+    if cfg.fwd.smoothing is not None or needs_state:
         what = (
             f"{PATH}.calibration={tensor.calibration!r}"
             if cfg.fwd.smoothing is None

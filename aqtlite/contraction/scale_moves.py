@@ -66,7 +66,7 @@ def obstacle(
     varying = [axis for axis in remaining if scale_shape[axis] != 1]
     if varying:
         return f"it also varies along the axes {varying}, which that operand lacks"
-    if other.calibration.has_state or other.calibration.is_learned:
+    if other.calibration.needs_state:
         return (
             f"the range of that operand, calibration={other.calibration!r}, was found "
             "without the scale"

@@ -63,7 +63,7 @@ def check_config(cfg: config.DotGeneral) -> None:
             "that divide a head, at each position; set size or count, and perhaps fit"
         )
     for side, one in (("lhs", cfg.fwd.lhs), ("rhs", tensor)):
-        if one.calibration.has_state or one.calibration.is_learned:
+        if one.calibration.needs_state:
             raise ValueError(
                 f"fwd.{side}.calibration={one.calibration!r} needs statistics or "
                 "parameters, which a KV cache does not keep; take one that looks at "

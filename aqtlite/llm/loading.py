@@ -277,7 +277,7 @@ def check_config(cfg: config.DotGeneral) -> None:
                 "leave it None to quantize weights as they are loaded"
             )
     for path, one in (("fwd.lhs", fwd.lhs), ("fwd.rhs", fwd.rhs)):
-        if one.calibration.has_state or one.calibration.is_learned:
+        if one.calibration.needs_state:
             raise ValueError(
                 f"{path}.calibration={one.calibration!r} takes statistics or training "
                 "(aqtlite convert); calibration.AbsMax() looks at the array alone"

@@ -91,7 +91,7 @@ def quantize_array(
             place of statistics; ``()`` for a calibration without a state.
     """
     how = tensor.calibration
-    if how.has_state or how.is_learned:
+    if how.needs_state:
         calibrated = find_scale(x, tensor, axes, path, state)
         seed = _seed(x.shape, calibrated, tensor, path, seeds)
         known = _constant(calibrated, tensor)

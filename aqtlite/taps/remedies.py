@@ -112,7 +112,7 @@ def _alone(one: TappedOperand) -> dict[str, str]:
     changes = {}
     if one.cfg.calib_shared_axes is not None:
         changes["calib_shared_axes"] = "None"
-    if one.cfg.calibration.has_state or one.cfg.calibration.is_learned:
+    if one.cfg.calibration.needs_state:
         changes["calibration"] = _ABS_MAX
     return changes
 

@@ -267,8 +267,7 @@ def _decoded(one: "PlannedContraction", weight: Any) -> jax.Array:
     if isinstance(weight, QTensor):
         return weight.dequant()
     tensor = one.cfg.fwd.rhs
-    has_state = tensor.calibration.has_state or tensor.calibration.is_learned
-    if not tensor.is_quantized or has_state:
+    if not tensor.is_quantized or tensor.calibration.needs_state:
         return weight
     operation, _, _ = one.types()
     found = quantize(weight, tensor.to_nearest(), operation.axes("rhs").contracting)
