@@ -167,10 +167,13 @@ def check_refused(frozen):
         lambda w: w[0],
         lambda w: w**2,
         lambda w: 2 * w,
+        lambda w: 2**w,
+        lambda w: w < 1,
         lambda w: -w,
         lambda w: jnp.ones(w.shape[0]) @ w,
         jnp.sum,
         np.asarray,
+        np.array,
     ):
         with pytest.raises((TypeError, AttributeError), match="is frozen"):
             read(frozen)

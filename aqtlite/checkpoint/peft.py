@@ -313,7 +313,7 @@ def _check_alike(lora: config.Lora, of_file: config.Lora) -> None:
 
 
 def _check_magnitudes(places: Sequence[Place], of_dora: str) -> None:
-    """Raises CheckpointError if the adapter of a layer is none of DoRA.
+    """Raises CheckpointError if a layer's adapter has no magnitudes.
 
     Args:
         places: where all parameters of adapters are.

@@ -165,11 +165,11 @@ def run(commands: Sequence[Command] = COMMANDS) -> NoReturn:
     An interrupted process exits without Python's shutdown, in which a compilation still
     running in a JAX thread would use a destroyed client and crash.
     """
-    out = sys.stdout
-    # What a model writes, or a checkpoint is called, may have characters that the
-    # encoding of standard output lacks. The locale C has "surrogateescape".
-    is_strict = out.errors in ("strict", "surrogateescape")
-    if is_strict and isinstance(out, io.TextIOWrapper):
+    out = sys.stdout  # None if it is closed.
+    # A character that its encoding lacks would end a command after the work is done.
+    # The locale C has "surrogateescape", which fails for characters, too.
+    strict = "strict", "surrogateescape"
+    if isinstance(out, io.TextIOWrapper) and out.errors in strict:
         out.reconfigure(errors="backslashreplace")
     code = main(commands=commands)
     if code == EXIT_INTERRUPTED:

@@ -105,8 +105,10 @@ class _Place:
         """Sets the field; one that a ``*`` reached, only if it has an effect."""
         values, before = self.draft.values, self.draft.before
         is_set = value is not None and value is not False
-        needs_grid = is_set and self.name in tensor_checks.OF_GRID
-        if not is_named and (needs_grid or values[self.name] == value):
+        is_of_grid = self.name in tensor_checks.OF_GRID
+        is_optional = is_of_grid or self.name == "use_fwd_quant"
+        is_as_it_was = is_optional and not is_set and values[self.name] == value
+        if not is_named and ((is_of_grid and is_set) or is_as_it_was):
             before.setdefault(self.name, values[self.name])
         else:
             before.pop(self.name, None)

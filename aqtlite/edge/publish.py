@@ -1,6 +1,7 @@
 """Files of this folder, in folders that are made for them."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import tempfile
@@ -8,6 +9,9 @@ from collections.abc import Iterator
 
 from aqtlite.errors import UnwritableError
 from aqtlite.output import files
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES}
+"""Errors of files that cannot be written."""
 
 
 @contextlib.contextmanager
@@ -18,14 +22,16 @@ def making(path: str | os.PathLike[str]) -> Iterator[None]:
         path: path of the file.
 
     Raises:
-        UnwritableError: if an OSError is raised of a temporary file.
+        UnwritableError: if a temporary file cannot be written.
     """
     folder = tempfile.gettempdir()
     try:
         yield
     except OSError as error:
         # Errors of writing have no path.
-        if error.filename is not None and not str(error.filename).startswith(folder):
+        place = folder if error.filename is None else error.filename
+        is_temporary = pathlib.Path(os.fsdecode(place)).is_relative_to(folder)
+        if error.errno not in _NO_ROOM or not is_temporary:
             raise
         why = (
             f"{error.strerror or error} (a temporary file in {folder}; TMPDIR names "

@@ -25,7 +25,8 @@ def stop_tokens(path: str | os.PathLike) -> frozenset[int]:
         found = of_configs(folder)
         if found:
             return found
-        is_gguf = path.is_dir() and any(path.glob("*.gguf"))
+        # Of several, none is the folder's model.
+        is_gguf = path.is_dir() and len(list(path.glob("*.gguf"))) == 1
     if is_gguf:
         source = load_quantized(path)
         if source.method == "gguf":

@@ -45,16 +45,22 @@ class Tokenizer:
     ) -> Iterator[str]:
         """The text of tokens, piece by piece: whole characters, as soon as known.
 
+        A character that is not whole at the end is left out.
+
         Args:
             tokens: the tokens.
             after: tokens whose text comes before, such as those of a prompt that is
                 continued. Many tokenizers leave out the space at the start of a text,
                 which is none in the middle of one.
         """
+        added = self.inner.get_added_tokens_decoder()
+        without_text = {number for number, one in added.items() if one.special}
         # The last piece's tokens, which say how the next ones join, and those since.
         held, joined = list(after), len(after)
         before = self._text(held)
         for token in tokens:
+            if token in without_text:
+                continue
             held.append(token)
             text = self._text(held)
             # A character of several tokens is U+FFFD until the last of them.

@@ -118,6 +118,10 @@ def test_a_path_with_a_star_too_few():
     # What a star keeps may be changed by a path after it.
     changes = {"*.*.use_fwd_quant": False, "dlhs.rhs.use_fwd_quant": True}
     assert update(cfg, changes).dlhs.rhs.use_fwd_quant
+    absmax = calibration.AbsMax()
+    changes = {"fwd.*.calibration": absmax, "fwd.lhs.calibration.clipping_scale": 0.9}
+    changed = update(config.weight_only(), changes)
+    assert changed.fwd.lhs.calibration == calibration.AbsMax(clipping_scale=0.9)
 
 
 def test_a_branch_replaced_later_is_not_asked_for_its_grid():

@@ -35,6 +35,8 @@ _AWAY_FROM_ZERO = lax.RoundingMethod.AWAY_FROM_ZERO
 
 
 def _rem(x: Any, y: Any) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x - y * lax.div(x, y)
     return jnp.sign(x) * lax.rem(jnp.abs(x), jnp.abs(y))
 
 
@@ -58,7 +60,7 @@ def _shift_right_logical(x: Any, count: Any) -> jax.Array:
 
 
 def _eq(x: Any, y: Any) -> jax.Array:
-    """Compares with infinite constants as numbers beyond all that are finite."""
+    """Takes infinite constants for numbers beyond all that are finite."""
     if not isinstance(y, np.ndarray):
         x, y = y, x
     if not isinstance(y, np.ndarray) or not np.isinf(y).any():

@@ -94,10 +94,11 @@ def register(name: str, write: Callable[[], "Function"]) -> None:
     """
     with _LOCK:
         if name not in _ENGINES:
-            _ENGINES[name] = _compiled(write())
-            address = ctypes.c_void_p(_ENGINES[name].get_function_address("handle"))
+            engine = _compiled(write())
+            address = ctypes.c_void_p(engine.get_function_address("handle"))
             handler = jax.ffi.pycapsule(address)
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
+            _ENGINES[name] = engine
 
 
 _LOCK = threading.Lock()

@@ -101,11 +101,7 @@ def _quantized_in(args: tuple[Any, ...]) -> list[str]:
         for path, one in leaves
         if _is_quantized(one)
     }
-    places = {name.removeprefix("0/"): shape for name, shape in names.items()}
-    return [
-        f"argument {place} {shape}" if place.isdigit() else f"{place} {shape}"
-        for place, shape in places.items()
-    ]
+    return [f"{name.removeprefix('0/')} {shape}" for name, shape in names.items()]
 
 
 def _is_quantized(x: Any) -> bool:

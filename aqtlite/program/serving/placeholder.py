@@ -49,12 +49,14 @@ class Placeholder:
         """Returns why nothing reads the values of the parameter, and what to do."""
         return f"parameter {self.path!r} is frozen, and has no values here"
 
-    def _refuse(self, *others: Any) -> NoReturn:
-        del others
+    def _refuse(self, *others: Any, **options: Any) -> NoReturn:
+        del others, options
         raise TypeError(self.why_unreadable())
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
+    __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __neg__ = __abs__ = __getitem__ = __array__ = __jax_array__ = _refuse
     __array_ufunc__ = None
 

@@ -12,7 +12,7 @@ from tests.edge import models
 pytestmark = pytest.mark.code("quick")
 
 FLOATS = np.array([-3.5, 2.5, -0.3, 0.5, 0, np.inf, -np.inf, np.nan], np.float32)
-INTEGERS = np.array([-7, 7, -3, 0, 5], np.int32)
+INTEGERS = np.array([-7, 7, -3, 0, 5, -(2**31)], np.int32)
 OF_FLOATS = {
     "a remainder": lambda x: lax.rem(x, 2.0),
     "by less than zero": lambda x: lax.rem(x, -2.0),
