@@ -10,7 +10,7 @@ import pytest
 
 from tests.common import QUICK_FLAGS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.every_case]
 
 FILE = pathlib.Path(__file__).with_name("on_eight_devices.py")
 
@@ -18,8 +18,9 @@ TESTS = re.findall(r"^def (test_\w+)", FILE.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def report():
+def report(pytestconfig):
     """What pytest says there, in a process of its own: devices are counted once."""
+    cases = pytestconfig.getoption("cases")
     # Most of the time is compilation.
     flags = f"--xla_force_host_platform_device_count=8 {QUICK_FLAGS}"
     root = FILE.parent.parent
@@ -27,6 +28,7 @@ def report():
         [
             *(sys.executable, "-m", "pytest", str(FILE)),
             *("-q", "-rA", "--tb=short", "-p", "no:cacheprovider"),
+            *([] if cases is None else ["--cases", str(cases)]),
         ],
         env={
             **os.environ,
