@@ -5,7 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from aqtlite.lowering import float8, transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import indexing, stored_values
 from aqtlite.qtensor.laid_out import LaidOut
+from aqtlite.qtensor.no_arithmetic import NoArithmetic
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import describe
 
@@ -26,7 +27,7 @@ from aqtlite.shapes.sharding import describe
     meta_fields=["dtype", "order", "numerics", "padding", "rotation"],
 )
 @dataclasses.dataclass(frozen=True)
-class QTensor:
+class QTensor(NoArithmetic):
     """A quantized array: stored values, their scale and their grid.
 
     A pytree with the leaves `qvalue`, `scale` and, if the grid has one, `zero_point`;
@@ -338,20 +339,14 @@ class QTensor:
         values, scales = indexing.entries(index, self.shape, self.scale.shape)
         return rearrange(self, lambda x: x[values], lambda x: x[scales])
 
-    def _refuse(self, *others: Any) -> NoReturn:
-        del others
-        raise errors.NoArithmeticError(
+    def arithmetic_error(self) -> errors.NoArithmeticError:
+        return errors.NoArithmeticError(
             f"a QTensor of shape {self.shape} has no arithmetic: it is contracted, or "
             "moved as it is. Compute with the result of .dequant(). A layer that adds "
             "a bias to a quantized result needs use_bias=False; a model whose "
             "parameters are quantized already is converted first (aqtlite.flax.convert,"
             " aqtlite.flax.nnx.convert, aqtlite.convert_function)"
         )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
-    __neg__ = __abs__ = __array__ = __jax_array__ = _refuse
-    __array_ufunc__ = None
 
 
 def rearrange(

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from aqtlite.qtensor.no_arithmetic import NoArithmetic
 from aqtlite.shapes.sharding import on_current_mesh
 
 
 @dataclasses.dataclass(frozen=True)
-class Placeholder:
+class Placeholder(NoArithmetic):
     """The static description of a frozen parameter."""
 
     shape: tuple[int, ...]
@@ -49,16 +50,16 @@ class Placeholder:
         """Returns why nothing reads the values of the parameter, and what to do."""
         return f"parameter {self.path!r} is frozen, and has no values here"
 
-    def _refuse(self, *others: Any, **options: Any) -> NoReturn:
-        del others, options
-        raise TypeError(self.why_unreadable())
+    def arithmetic_error(self) -> TypeError:
+        return TypeError(self.why_unreadable())
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
-    __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __neg__ = __abs__ = __getitem__ = __array__ = __jax_array__ = _refuse
-    __array_ufunc__ = None
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuses to be indexed.
+
+        Raises:
+            TypeError: always.
+        """
+        raise self.arithmetic_error()
 
     def __getattr__(self, name: str) -> NoReturn:
         if not name.startswith("__") and hasattr(jax.Array, name):
