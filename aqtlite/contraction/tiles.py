@@ -11,16 +11,20 @@ from jax import lax
 
 from aqtlite.contraction import dots
 from aqtlite.contraction.execution import ContractionExecution
-from aqtlite.lowering import Dot
-from aqtlite.lowering.forms import gpu, panel_products, scaled_panel_products
+from aqtlite.lowering.forms import cpu, gpu, panel_products, scaled_panel_products
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.operations import SIDES, DotInput, Operation
+from aqtlite.operations import SIDES, DotInput, Operation, Side
+from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes import block_shapes
 
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 _INTEGERS = (jnp.int4, jnp.int8)
+
+# From this number of rows on, the kernel takes less time than XLA's loop although
+# operands have to be transposed.
+_ROWS_TO_TRANSPOSE = 64
 
 
 def counts(
@@ -192,12 +196,18 @@ def by_kernel(
     """
     lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
     is_kind = how.kind in ("integers", "integers in float", "mixed")
-    if not is_kind or how.accumulator is not None or not isinstance(operation, Dot):
+    if not isinstance(operation, DotGeneral):
+        return None
+    if not is_kind or how.accumulator is not None:
         return None
     is_float = how.kind == "mixed" and lhs.dtype in _FLOATS
     has_zero = lhs_zero is not None or rhs_zero is not None
     if has_zero or rhs_scale is None or not (is_float or lhs.dtype in _INTEGERS):
         return None
+    rows = math.prod(lhs.shape[axis] for axis in operation.axes("lhs").remaining)
+    if rows >= _ROWS_TO_TRANSPOSE:
+        operation, lhs, lhs_scale = _transposed(operation, "lhs", lhs, lhs_scale)
+        operation, rhs, rhs_scale = _transposed(operation, "rhs", rhs, rhs_scale)
     rank = len(counts)
     last = tuple(tuple(range(x.ndim - rank, x.ndim)) for x in (lhs, rhs))
     has_tiles = rhs_scale.shape[-rank:] == counts and (
@@ -227,6 +237,26 @@ def by_kernel(
         factors = _of_tiles(factors, lhs_rest, counts)
         out = scaled_panel_products.of_integers(x, weights, factors, scales)
     return operation.ordered(out.reshape(*lhs_rest, *rhs_rest))
+
+
+def _transposed(
+    operation: DotGeneral, side: Side, values: Any, scale: Any
+) -> tuple[DotGeneral, Any, Any]:
+    """Moves contracting axes of integers that are first behind the others."""
+    contracting, batch, remaining, *_ = operation.axes(side)
+    order = remaining + contracting
+    is_first = contracting == tuple(range(len(contracting)))
+    is_array = values.dtype in _INTEGERS and not isinstance(values, PackedValues)
+    if batch or not (remaining and is_first and is_array):
+        return operation, values, scale
+    moved = operation.in_storage(side, tuple(map(order.index, range(len(order)))))
+    if moved is None:
+        return operation, values, scale
+    products = math.prod(values.shape[axis] for axis in contracting)
+    matrix = values.astype(jnp.int8).reshape(products, -1)
+    shape = [values.shape[axis] for axis in order]
+    values = cpu.transposed_matrix(matrix)[:, :products].reshape(shape)
+    return moved, values, None if scale is None else scale.transpose(order)
 
 
 def _weights_in_rows(weights: Any, counts: tuple[int, ...]) -> Any:
