@@ -81,8 +81,11 @@ def adds_products_of_bytes() -> bool:
 
 @functools.cache
 def has_avx512_vnni() -> bool:
-    """Returns True if the processor adds such products in vectors of 512 bits."""
-    return "avx512_vnni" in _flags(_CPUINFO)
+    """Returns True if the processor adds such products in vectors of 512 bits.
+
+    It looks up bytes in them, too.
+    """
+    return {"avx512_vnni", "avx512bw"} <= _flags(_CPUINFO)
 
 
 @functools.cache
