@@ -4,8 +4,13 @@ import abc
 import enum
 from typing import Any
 
+import numpy as np
+
 from aqtlite.lowering.forms import custom_call, processor
 from aqtlite.lowering.forms.panels import PANEL
+
+_STEPS = 8
+"""Number of calls of `Products.multiplied` for a block of 32 products."""
 
 
 class Instructions(enum.IntEnum):
@@ -128,9 +133,18 @@ class Products(abc.ABC):
         return total
 
     def finished(self, f: custom_call.Function, total: Any, part: Any) -> Any:
-        """Returns the sum with what up to eight calls of `multiplied` have added."""
+        """Returns the sum with what up to `steps` calls of `multiplied` have added."""
         del f, total
         return part
+
+    def steps(self, largest: int) -> int:
+        """The number of calls of `multiplied` before a sum is `finished`.
+
+        Args:
+            largest: largest magnitude of a product.
+        """
+        del largest
+        return _STEPS
 
 
 class Dots(Products):
@@ -153,8 +167,6 @@ class SmallProducts(Products):
         return None
 
     def multiplied(self, f, part, a, b):
-        # Two products are at most 2 * 15 * 128 or 2 * 255 * 8, and eight times that
-        # fits 16 bits.
         a, b = (_divided(f, x, 8) for x in (a, b))
         halves = f.ir.VectorType(f.ir.IntType(16), a.type.count // 2)
         one = f.call("llvm.x86.avx2.pmadd.ub.sw", halves, a, b)
@@ -164,6 +176,11 @@ class SmallProducts(Products):
     def finished(self, f, total, part):
         ones = f.constant(part.type, 1)
         return f.at.add(total, f.call("llvm.x86.avx2.pmadd.wd", total.type, part, ones))
+
+    def steps(self, largest):
+        # Eight times two products of 15 * 128 or of 255 * 8 fit 16 bits.
+        fitting = np.iinfo(np.int16).max // (2 * largest)
+        return min(_STEPS, 1 << (fitting.bit_length() - 1))
 
 
 class ProductsOfInt16(Products):

@@ -1,4 +1,4 @@
-"""A kernel of int4 or int8 weights for x86-64.
+"""A kernel of int4 or int8 weights, or codes, for x86-64.
 
 It takes a panel of weights at a time (`panels`), widens them in registers, and
 multiplies them with as many rows of the other operand as there are registers for sums.
@@ -17,6 +17,7 @@ from aqtlite.lowering.forms.panel_amx import ManyRowsOfPanel
 from aqtlite.lowering.forms.panel_rows import Memory, Rows, Sizes
 from aqtlite.lowering.forms.panel_sums import Arrays, RowsOfPanel
 from aqtlite.lowering.forms.panels import PANEL, WORD
+from aqtlite.lowering.forms.weight_coding import Coding
 from aqtlite.lowering.row_grid import Grid
 
 _CACHE, _CACHE_OF_AVX2, _ROWS = 2**19, 2**18, 32
@@ -68,6 +69,9 @@ class Kernel:
 
     has_packed_scales: bool = False
     """Whether the scales of the weights are in panels."""
+
+    coding: Coding = Coding.INTEGERS
+    """What the bits of a weight mean."""
 
     grid: Grid | None = None
     """Grid to which rows of floats are rounded; None for rows that are not."""
@@ -172,7 +176,8 @@ class PanelFunction(custom_call.Function):
 
     def _rows(self) -> Rows:
         of = self.kernel
-        return Rows(self, of.bits, of.digits, of.instructions, of.grid)
+        raised_by = of.coding.raised_by(of.bits)
+        return Rows(self, of.bits, of.digits, of.instructions, raised_by, of.grid)
 
     def _sizes(self, frame: Any) -> Sizes:
         if self.kernel.layout is Layout.COLUMNS:
@@ -304,6 +309,7 @@ class PanelFunction(custom_call.Function):
                 count,
                 width,
                 kernel.carries,
+                kernel.coding,
             )
             compute = of.compute_scaled if kernel.is_scaled else of.compute
             left = at.sub(sizes.rows, done)
@@ -350,6 +356,6 @@ class PanelFunction(custom_call.Function):
         of_block = self._block * self.kernel.bits // (8 * WORD)
         words = self.times(sizes.tiles, sizes.blocks, of_block)
         is_int4 = self.kernel.bits == 4
-        halves = panels.nibbles if is_int4 else panels.bytes_as_int16
+        halves = self.kernel.coding.unpacked if is_int4 else panels.bytes_as_int16
         panels.widen(self, arrays.weights, words, wide, halves)
         return dataclasses.replace(arrays, weights=wide)

@@ -25,6 +25,7 @@ from aqtlite.lowering.forms.integer_products import Instructions
 from aqtlite.lowering.forms.panel_kernel import Kernel, Layout
 from aqtlite.lowering.forms.panel_rows import BLOCK, TRANSPOSED
 from aqtlite.lowering.forms.panels import PANEL
+from aqtlite.lowering.forms.weight_coding import Coding
 from aqtlite.lowering.row_grid import Grid
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import dimension_numbers as dn
@@ -41,7 +42,8 @@ _ROWS_OF_INT16 = 8
 # weight: int4 have to be widened.
 _DIGITS_OF_AMX = {4: 48, 8: 6}
 
-# Sums of more products might leave int32, by bits of a weight.
+# Sums of more products might leave int32, by bits of a weight. (Those of raised codes
+# may, modulo 2^32.)
 _PRODUCTS = {4: 2**20, 8: 2**16}
 
 _Typed = jax.Array | jax.ShapeDtypeStruct
@@ -207,6 +209,7 @@ def call(
     count: int = 1,
     layout: Layout = Layout.ROWS,
     is_transposed: bool = False,
+    coding: Coding = Coding.INTEGERS,
 ) -> jax.Array:
     """Calls the kernel.
 
@@ -221,6 +224,7 @@ def call(
         layout: layout of weights that are not in panels.
         is_transposed: whether `x` is ``(products, rows)``, beside `Layout.COLUMNS`. XLA
             would transpose it in a loop, and round it a second time.
+        coding: what the bits of a weight mean.
     """
     products, rows = x.shape if is_transposed else x.shape[::-1]
     if weights.dtype == jnp.uint8:
@@ -239,6 +243,7 @@ def call(
         carries=count > 1 and not (is_exact or instructions.takes_int16),
         layout=layout,
         has_packed_scales=bool(scales) and scales[-1].ndim == 3,
+        coding=coding,
     )
     dtype = jnp.float32 if scales else jnp.int32
     out = jax.ShapeDtypeStruct((rows, columns), dtype)

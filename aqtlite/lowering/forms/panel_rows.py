@@ -75,6 +75,7 @@ class Rows:
         bits: int,
         digits: int,
         instructions: Instructions,
+        raised_by: int,
         grid: Grid | None = None,
     ):
         self.f, self.digits, self.instructions = function, digits, instructions
@@ -84,7 +85,7 @@ class Rows:
         self.block = instructions.block
         self.line_size = self.block * instructions.number_size
         order: Sequence[int] = _ORDER if bits == 4 else range(self.block)
-        self.raised_by = 2 ** (bits - 1)
+        self.raised_by = raised_by
         if instructions.takes_int16:
             order, self.raised_by = _ORDER_OF_INT16, 0
         starts = range(0, self.block, len(order))

@@ -7,14 +7,15 @@ added in float32, tile by tile, in the order of the forms of XLA.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aqtlite.lowering.digits import BITS
-from aqtlite.lowering.forms import custom_call, panels
+from aqtlite.lowering.forms import custom_call
 from aqtlite.lowering.forms.integer_products import Instructions
 from aqtlite.lowering.forms.panel_rows import Memory, Sizes
 from aqtlite.lowering.forms.panels import PANEL, WORD
+from aqtlite.lowering.forms.weight_coding import Coding
 
 _WAITING = 4
 """Number of additions that a processor begins before it has the first one's sum."""
@@ -67,12 +68,15 @@ class RowsOfPanel:
         count: int,
         width: int,
         carries: bool,
+        coding: Coding,
     ):
         self.f, self.how = function, instructions
         self.products, self.parts = instructions.products, instructions.parts(bits)
         self.numbers = instructions.numbers(digits)
         self.lines, self.width = self.numbers * self.parts, width
-        self.carries = carries
+        self.carries, self.coding = carries, coding
+        largest = coding.largest(bits) * 2 ** (BITS // self.parts - 1)
+        self.steps = self.products.steps(largest)
         self.block = instructions.block
         self.line_size = self.block * instructions.number_size
         self.ints, self.floats = (
@@ -189,20 +193,20 @@ class RowsOfPanel:
             for line in range(0, PANEL * self.block * self.width // 8, _LINE):
                 f.prefetch(weights, _AHEAD + line)
         sums = list(itertools.chain(*self.sums))
-        before = [[[at.load(one) for one in of] for of in line] for line in sums]
-        parts = [
-            [[products.started(one) for one in of] for of in line] for line in before
-        ]
+        finish = functools.partial(products.finished, f)
+        before = _mapped(at.load, sums)
+        parts = _mapped(products.started, before)
         for k, wide in enumerate(self._words(weights)):
+            if k and k % self.steps == 0:
+                before = _mapped(finish, before, parts)
+                parts = _mapped(products.started, before)
             for line, of_line in enumerate(parts):
                 other = f.load(x, self.line_size * line + WORD * k, f.int, WORD)
                 other = f.splat(other, how.lanes)
                 for one, of in zip(wide, of_line, strict=True):
                     copy = k % len(of)
                     of[copy] = products.multiplied(f, of[copy], one, other)
-        flat = zip(*(_leaves(one) for one in (sums, before, parts)), strict=True)
-        for variable, total, part in flat:
-            at.store(products.finished(f, total, part), variable)
+        _mapped(at.store, _mapped(finish, before, parts), sums)
 
     def _words(self, weights: Any) -> Iterator[list[Any]]:
         """Yields the weights of a block, a word of each row at a time."""
@@ -215,7 +219,7 @@ class RowsOfPanel:
             if self.width >= 8:
                 yield words
             else:
-                halves = [panels.nibbles(f, word) for word in words]
+                halves = [self.coding.unpacked(f, word) for word in words]
                 yield from map(list, zip(*halves, strict=True))
 
     def _sum(self, number: list[list[list[Any]]], vector: int) -> Any:
@@ -288,6 +292,13 @@ def scaled(f: custom_call.Function, sums: list[Any], scale: Any, factor: Any) ->
     for other in ordered if len(sums) == 1 else reversed(ordered):
         total = f.at.fmul(total, other)
     return total
+
+
+def _mapped(function: Callable[..., Any], *nested: Any) -> Any:
+    """Calls a function with the elements of lists that are nested alike."""
+    if not isinstance(nested[0], list):
+        return function(*nested)
+    return [_mapped(function, *parts) for parts in zip(*nested, strict=True)]
 
 
 def _leaves(nested: Any) -> list[Any]:

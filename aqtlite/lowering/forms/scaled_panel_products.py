@@ -13,6 +13,7 @@ import numpy as np
 from aqtlite.lowering import digits, exact
 from aqtlite.lowering.forms import panel_products, panels
 from aqtlite.lowering.forms.panels import Panels
+from aqtlite.lowering.forms.weight_coding import Coding
 from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
@@ -38,7 +39,12 @@ def sums_of_floats(
 
 
 def of_integers(
-    lhs: jax.Array, rhs: _Weights, factors: jax.Array, scales: jax.Array
+    lhs: jax.Array,
+    rhs: _Weights,
+    factors: jax.Array,
+    scales: jax.Array,
+    *,
+    coding: Coding = Coding.INTEGERS,
 ) -> jax.Array:
     """Contracts rows of integers with rows of weights, and adds scaled sums of tiles.
 
@@ -48,15 +54,21 @@ def of_integers(
             bytes, ``(columns, products / 2)``.
         factors: float32, ``(rows, tiles)``, the scales of lhs.
         scales: float32, ``(columns, tiles)``.
+        coding: what the bits of rhs mean. Codes are given as int4 are.
 
     Returns:
         float32, ``(rows, columns)``.
     """
-    return _scaled_sums(1, rhs, lhs, factors, scales)
+    return _scaled_sums(1, coding, rhs, lhs, factors, scales)
 
 
 def of_floats(
-    lhs: jax.Array, rhs: _Weights, scales: jax.Array, out_dtype: np.dtype
+    lhs: jax.Array,
+    rhs: _Weights,
+    scales: jax.Array,
+    out_dtype: np.dtype,
+    *,
+    coding: Coding = Coding.INTEGERS,
 ) -> jax.Array:
     """Like `of_integers`, for rows of floats, which have a unit for each tile.
 
@@ -65,17 +77,23 @@ def of_floats(
         rhs: as in `of_integers`.
         scales: float32, ``(columns, tiles)``.
         out_dtype: final dtype of the contraction.
+        coding: as in `of_integers`.
     """
     count = digits.count_of_floats(lhs.dtype, out_dtype)
-    return _scaled_sums(count, rhs, exact.float32(lhs), scales)
+    return _scaled_sums(count, coding, rhs, exact.float32(lhs), scales)
 
 
-def _scaled_sums(count: int, weights: _Weights, *others: jax.Array) -> jax.Array:
+def _scaled_sums(
+    count: int, coding: Coding, weights: _Weights, *others: jax.Array
+) -> jax.Array:
     """The scaled sums of tiles, of `count` digits of an element of lhs."""
     if isinstance(weights, Panels):
-        return _ScaledSums(count, weights.bits)(weights.values, *others)
-    bits = 8 if weights.dtype == jnp.int8 else 4
-    return _ScaledSums(count, bits)(weights, *others)
+        bits, weights = weights.bits, weights.values
+    else:
+        bits = 8 if weights.dtype == jnp.int8 else 4
+    if coding is not Coding.INTEGERS and bits != 4:
+        raise ValueError(f"codes of {coding.name} have 4 bits, got weights of {bits}")
+    return _ScaledSums(count, bits, coding)(weights, *others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +106,15 @@ class _ScaledSums(TargetDependent):
     bits: int
     """Bits of a weight."""
 
+    coding: Coding
+    """What the bits of a weight mean."""
+
     def reference(self, rhs, lhs, *scales):
         *_, of_columns = scales
         columns, tiles = of_columns.shape
         if rhs.dtype == jnp.uint8:
             rhs = Panels(_in_panels(rhs, columns), columns, self.bits).integers()
+        rhs = self.coding.decoded(rhs)
         x, weights = (x.reshape(x.shape[0], tiles, -1) for x in (lhs, rhs))
         if self.digits > 1:
             values, unit = digits.of_floats(x, (2,), self.digits)
@@ -112,8 +134,16 @@ class _ScaledSums(TargetDependent):
         (weights, *others), columns = args, args[-1].shape[0]
         if weights.dtype == jnp.uint8:
             weights = _in_panels(weights, columns)
+        return self.call(weights, *others, columns=columns)
+
+    def call(self, *given: jax.Array, columns: int) -> jax.Array:
+        """Calls the kernel with weights that may be in panels, as may their scales."""
         return panel_products.call(
-            weights, *others, columns=columns, bits=self.bits, count=self.digits
+            *given,
+            columns=columns,
+            bits=self.bits,
+            count=self.digits,
+            coding=self.coding,
         )
 
     def packing(self, known, types):
@@ -150,9 +180,6 @@ class _Panels(Packing):
         )
 
     def run(self, packed, args):
-        of = self.function
         arguments = dict(zip((self.argument, *self.beside), packed, strict=True))
         given = (arguments.get(i, x) for i, x in enumerate(args))
-        return panel_products.call(
-            *given, columns=args[-1].shape[0], bits=of.bits, count=of.digits
-        )
+        return self.function.call(*given, columns=args[-1].shape[0])
