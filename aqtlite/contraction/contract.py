@@ -8,7 +8,6 @@ the Flax modules and the rules make an operation and call it.
 """
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
@@ -18,10 +17,15 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite import config, noise
-from aqtlite.contraction import checks, differentiation, execution, requantization
+from aqtlite.contraction import (
+    checks,
+    differentiation,
+    execution,
+    requantization,
+    unit_blocks,
+)
 from aqtlite.jaxpr import counted
 from aqtlite.operations import Operation, Side
-from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor, dequantized
 from aqtlite.quantization.preparation import padding, preparation
 from aqtlite.quantization.states.statistics import States
@@ -209,10 +213,12 @@ def _in_storage(
     """A `QTensor` in its grid's dtype, and the contraction of its axes as stored.
 
     Sums of floats depend on the order of the axes, exact sums do not: only for exact
-    sums do the axes keep their stored order.
+    sums do the axes keep their stored order. Floats that
+    a kernel may read keep it until their values are contracted.
     """
-    values = stored_values.on_grid(x.qvalue, x.numerics)
-    x = dataclasses.replace(x, qvalue=values)
+    if side == "rhs" and _is_for_kernel(operation, x):
+        return operation, x.with_values_as_stored()
+    x = x.on_grid()
     if x.order is None:
         return operation, x
     is_exact = tensor.is_integer or operation.pairs_elements
@@ -221,6 +227,14 @@ def _in_storage(
         if stored is not None:
             return stored, x.as_stored()
     return operation, x.in_own_order()
+
+
+def _is_for_kernel(operation: Operation, rhs: QTensor) -> bool:
+    """Whether rhs has floats in blocks that are stored as the kernel reads them."""
+    contracting, _, remaining, *_ = operation.axes("rhs")
+    order = tuple(rhs.stored_axes[axis] for axis in remaining + contracting)
+    is_last = order == tuple(range(rhs.ndim))
+    return is_last and unit_blocks.is_for_kernel(operation, rhs)
 
 
 def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from aqtlite.lowering.forms import packed_dot, panel_products, scaled_panel_prod
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.operations import DotInput, Operation
 from aqtlite.operations.base import zero_points_leave_sums
-from aqtlite.qtensor.laid_out import LaidOut
+from aqtlite.qtensor.laid_out import PackedIntegers
 from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import Operand, QTensor
 
@@ -83,7 +83,7 @@ def _with_values(q: QTensor | None, values: Any) -> QTensor | None:
 
 
 def _is_packed(values: Any) -> bool:
-    return isinstance(values, LaidOut)
+    return isinstance(values, PackedIntegers)
 
 
 def _may_call(

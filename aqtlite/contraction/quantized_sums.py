@@ -19,11 +19,13 @@ from aqtlite.contraction import (
     poison,
     remat,
     tapped,
+    unit_blocks,
 )
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.jaxpr import inlined
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.qtensor.transposed_values import TransposedValues
 from aqtlite.quantization import barriers, checks, quantizer
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.states.fixed_scale import FixedScale
@@ -69,7 +71,11 @@ def quantize_and_sum(
     if how.path == "fwd":
         lhs_q = None if lhs_q is None else remat.named("lhs", lhs_q)
         rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
-    if how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
+    # The codes of a given operand are read as they are.
+    stored = rhs if isinstance(rhs, QTensor) else rhs_q
+    if stored is not None and unit_blocks.takes(how, operation, lhs, lhs_q, stored):
+        sums = unit_blocks.sum_products(how, operation, lhs, lhs_q, stored)
+    elif how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
         sums = block_products.sum_products(how, operation, lhs_q, rhs_q)
     elif packed_products.is_packed(lhs_q) or packed_products.is_packed(rhs_q):
         sums = packed_products.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
@@ -112,7 +118,7 @@ def _quantize(
     axes = operation.axes(side)
     if isinstance(x, QTensor):
         checks.check_scale(x.scale.shape, one.tensor, axes, one.path)
-        return Quantized(x, None)
+        return Quantized(_with_array(x), None)
     if not one.tensor.is_quantized:
         return Quantized(None, None)
     q = quantizer.quantize_array(x, one.tensor, axes, one.path, seeds, state)
@@ -125,3 +131,8 @@ def _quantize(
     if barriers.has_barrier(one.path, one.tensor) and not is_given:
         q = barriers.with_fusion_barrier(q, one.tensor)
     return Quantized(q, factor)
+
+
+def _with_array(x: QTensor) -> QTensor:
+    """A given operand with an array of values, unless they are packed."""
+    return x.unpacked() if isinstance(x.qvalue, TransposedValues) else x

@@ -12,6 +12,7 @@ from jax import lax
 from aqtlite.contraction import dots
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering.forms import cpu, gpu, panel_products, scaled_panel_products
+from aqtlite.lowering.forms.weight_coding import Coding
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.operations.dot_general import DotGeneral
@@ -19,7 +20,7 @@ from aqtlite.qtensor.packed_values import PackedValues
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.shapes import block_shapes
 
-_FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 _INTEGERS = (jnp.int4, jnp.int8)
 
 # From this number of rows on, the kernel takes less time than XLA's loop although
@@ -183,6 +184,7 @@ def by_kernel(
     counts: tuple[int, ...],
     operation: Operation,
     given: Sequence[Any],
+    coding: Coding = Coding.INTEGERS,
 ) -> jax.Array | None:
     """Contracts by the kernel that has a loop over tiles; None if it does not suit.
 
@@ -193,6 +195,7 @@ def by_kernel(
         counts: number of tiles of each contracting axis.
         operation: the contraction.
         given: result of `given_of`; the values of rhs may be `PackedValues`.
+        coding: what the bits of rhs mean.
     """
     lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
     is_kind = how.kind in ("integers", "integers in float", "mixed")
@@ -200,7 +203,7 @@ def by_kernel(
         return None
     if not is_kind or how.accumulator is not None:
         return None
-    is_float = how.kind == "mixed" and lhs.dtype in _FLOATS
+    is_float = how.kind == "mixed" and lhs.dtype in FLOATS
     has_zero = lhs_zero is not None or rhs_zero is not None
     if has_zero or rhs_scale is None or not (is_float or lhs.dtype in _INTEGERS):
         return None
@@ -231,11 +234,15 @@ def by_kernel(
     x = _in_rows(lhs if is_float else lhs.astype(jnp.int8), counts)
     scales = _of_tiles(rhs_scale, rhs_rest, counts)
     if is_float:
-        out = scaled_panel_products.of_floats(x, weights, scales, how.out_dtype)
+        out = scaled_panel_products.of_floats(
+            x, weights, scales, how.out_dtype, coding=coding
+        )
     else:
         factors = jnp.float32(1) if lhs_scale is None else lhs_scale
         factors = _of_tiles(factors, lhs_rest, counts)
-        out = scaled_panel_products.of_integers(x, weights, factors, scales)
+        out = scaled_panel_products.of_integers(
+            x, weights, factors, scales, coding=coding
+        )
     return operation.ordered(out.reshape(*lhs_rest, *rhs_rest))
 
 

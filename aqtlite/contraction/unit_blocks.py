@@ -9,7 +9,7 @@ sums are rounded otherwise.
 
 import dataclasses
 import math
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,14 @@ from aqtlite.config.arithmetic import Form
 from aqtlite.contraction import accumulation, block_products, tiles
 from aqtlite.contraction.execution import ContractionExecution, OperandExecution
 from aqtlite.lowering.forms import narrow, panel_products
+from aqtlite.lowering.forms.weight_coding import Coding
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import DotInput, Operation
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.shapes.sharding import explicit_sharding
+from aqtlite.qtensor.transposed_values import TransposedValues
 
-_FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+_E2M1 = numerics.Float.from_dtype("float4_e2m1fn")
 
 
 def takes(
@@ -34,7 +35,7 @@ def takes(
     operation: Operation,
     lhs: Operand,
     lhs_q: QTensor | None,
-    rhs_q: QTensor | None,
+    rhs_q: QTensor,
 ) -> bool:
     """Returns True if `sum_products` contracts two operands.
 
@@ -43,41 +44,59 @@ def takes(
         operation: the contraction.
         lhs: left operand.
         lhs_q: lhs quantized, None if it stays in floating point.
-        rhs_q: rhs quantized, likewise.
+        rhs_q: rhs quantized.
     """
     is_matrix = isinstance(operation, DotGeneral) and not operation.dims[1][0]
-    is_plain = how.accumulator is None and how.in_dtype is how.out_sharding is None
+    is_plain = how.accumulator is None and how.in_dtype is None
     if how.is_product or not (is_matrix and is_plain):
         return False
-    if rhs_q is None or not _is_in_units(how.rhs, rhs_q) or 0 in lhs.shape:
+    if not _is_in_units(how.rhs, rhs_q) or 0 in lhs.shape:
         return False
-    if lhs_q is None:
-        if lhs.dtype not in _FLOATS or explicit_sharding(lhs) is not None:
-            return False
-    elif not _is_in_units(how.lhs, lhs_q):
+    is_float = lhs_q is None and lhs.dtype in tiles.FLOATS
+    if not is_float and (lhs_q is None or not _is_in_units(how.lhs, lhs_q)):
         return False
     counts = tiles.counts(_with_integers(how), operation, lhs_q, rhs_q)
+    sizes = [rhs_q.shape[axis] for axis in operation.axes("rhs").contracting]
+    tile = math.prod(sizes) // math.prod(counts)
+    return _is_read(operation, rhs_q, tile) and panel_products.runs_here()
+
+
+def is_for_kernel(operation: Operation, weight: QTensor) -> bool:
+    """Returns True if the kernel reads a weight, stored with contracting axes last.
+
+    Args:
+        operation: the contraction, of which the weight is rhs.
+        weight: the weight quantized.
+    """
+    if not isinstance(operation, DotGeneral) or operation.dims[1][0] or weight.padding:
+        return False
+    contracting = operation.axes("rhs").contracting
+    tile = math.prod(weight.blocks[axis] for axis in contracting)
+    return _has_units(weight.numerics) and _is_read(operation, weight, tile)
+
+
+def _is_read(operation: Operation, rhs: QTensor, tile: int) -> bool:
+    """Whether the kernel reads tiles of an operand."""
     contracting, _, remaining, *_ = operation.axes("rhs")
     products, columns = (
-        math.prod(rhs_q.qvalue.shape[axis] for axis in axes)
-        for axes in (contracting, remaining)
+        math.prod(rhs.shape[axis] for axis in axes) for axes in (contracting, remaining)
     )
-    count = math.prod(counts)
-    return count > 1 and panel_products.reads_here(columns, products // count, 8)
+    return tile < products and panel_products.reads(columns, tile, 8)
 
 
 def _is_in_units(one: OperandExecution, q: QTensor) -> bool:
     """Whether an operand in blocks is contracted as multiples of a unit."""
     is_form = one.form in ("in blocks", "dequantized") and not one.tensor.use_fake_quant
     has_blocks = one.tensor.blocks is not None and not q.padding
-    is_narrow = q.dtype != np.float64 and explicit_sharding(q.scale) is None
+    is_narrow = q.dtype != np.float64
     return is_form and has_blocks and is_narrow and _has_units(q.numerics)
 
 
-def _has_units(grid: numerics.Numerics | None) -> TypeGuard[numerics.Float]:
+def _has_units(grid: numerics.Numerics | None) -> bool:
     """Whether int8 holds the values of a grid as multiples of the smallest."""
-    is_float = isinstance(grid, numerics.Float)
-    return is_float and grid.bound / grid.smallest <= narrow.LARGEST_INT8
+    if not isinstance(grid, numerics.Float):
+        return False
+    return grid.bound / grid.smallest <= narrow.LARGEST_INT8
 
 
 def sum_products(
@@ -99,15 +118,13 @@ def sum_products(
     Returns:
         The scaled sums, float32.
     """
-    values = lhs if lhs_q is None else lhs_q.qvalue
+    values = lhs if lhs_q is None else lhs_q.qvalue, rhs_q.qvalue
     others = [
-        None
-        if q is None
-        else dataclasses.replace(q, qvalue=None, unrounded=None, sums=None)
+        None if q is None else dataclasses.replace(q, qvalue=None, unrounded=None)
         for q in (lhs_q, rhs_q)
     ]
-    leaves, structure = jax.tree.flatten((operation, others))
-    return _SumOfProducts(how, structure)(values, rhs_q.qvalue, *leaves)
+    leaves, structure = jax.tree.flatten((values, operation, others))
+    return _SumOfProducts(how, structure)(*leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +135,11 @@ class _SumOfProducts(TargetDependent):
 
     how: ContractionExecution
     structure: Any
-    """Pytree structure of the arguments after the values of lhs and rhs, which come
-    first to be seen as its operands: the operation, and the rest of both."""
+    """Pytree structure of the arguments: the values of lhs and rhs, which come first to
+    be seen as its operands, the operation, and the rest of both."""
 
-    def reference(self, lhs, rhs, *leaves):
-        operation, (lhs_q, rhs_q) = jax.tree.unflatten(self.structure, leaves)
+    def reference(self, *leaves):
+        (lhs, rhs), operation, (lhs_q, rhs_q) = self._of(*leaves)
         rhs_q = _with_values(rhs_q, rhs)
         if lhs_q is None:
             return accumulation.sum_products(
@@ -131,34 +148,64 @@ class _SumOfProducts(TargetDependent):
         lhs_q = _with_values(lhs_q, lhs)
         return block_products.sum_products(self.how, operation, lhs_q, rhs_q)
 
-    def lowered(self, target, lhs, rhs, *leaves):
+    def lowered(self, target, *leaves):
         if target.platform != "cpu":
-            return self.reference(lhs, rhs, *leaves)
-        operation, (lhs_q, rhs_q) = jax.tree.unflatten(self.structure, leaves)
-        how = _with_integers(self.how)
-        left, lhs_q = DotInput(lhs), lhs_q
+            return self.reference(*leaves)
+        (lhs, rhs), operation, (lhs_q, rhs_q) = self._of(*leaves)
+        how, left = _with_integers(self.how), DotInput(lhs)
         if lhs_q is not None:
             left, lhs_q = _integers(_with_values(lhs_q, lhs))
-        right, rhs_q = _integers(_with_values(rhs_q, rhs))
-        counts = tiles.counts(how, operation, lhs_q, rhs_q)
-        return tiles.sum_products(how, operation, counts, (left, lhs_q), (right, rhs_q))
+        right, in_units = _integers(_with_values(rhs_q, rhs))
+        counts = tiles.counts(how, operation, lhs_q, in_units)
+        both = (left, lhs_q), (right, in_units)
+        if isinstance(rhs, TransposedValues) and panel_products.is_available(target):
+            out = _as_stored(how, counts, operation, rhs, both)
+            if out is not None:
+                return out
+        return tiles.sum_products(how, operation, counts, *both)
+
+    def _of(self, *leaves):
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def _as_stored(
+    how: ContractionExecution,
+    counts: tuple[int, ...],
+    operation: DotGeneral,
+    rhs: TransposedValues,
+    operands: tuple[tuple[DotInput, QTensor | None], tuple[DotInput, QTensor]],
+) -> jax.Array | None:
+    """Contracts with rhs as it is stored, by the kernel; None if it does not suit."""
+    stored = operation.in_storage("rhs", rhs.axes)
+    if stored is None:
+        return None
+    grid, values, coding = _of_units(rhs.grid), rhs.values, Coding.E2M1
+    if values.dtype != jnp.int4 or grid.magnitudes != _E2M1.magnitudes:
+        values, coding = narrow.in_units(rhs.on_grid(), grid.smallest), Coding.INTEGERS
+    *given, _, zero_point, scale = tiles.given_of(how, operation, *operands)
+    given += [values, zero_point, scale.transpose(np.argsort(rhs.axes))]
+    return tiles.by_kernel(how, counts, stored, given, coding)
 
 
 def _with_values(q: QTensor, values: jax.Array) -> QTensor:
-    return dataclasses.replace(q, qvalue=values).on_grid()
+    return dataclasses.replace(q, qvalue=values).unpacked()
 
 
 def _integers(q: QTensor) -> tuple[DotInput, QTensor]:
     """The integers of an operand, and the operand with the scale of these."""
-    grid = q.numerics
-    if not _has_units(grid):
-        raise TypeError(f"{grid!r} is no grid of small multiples of a unit")
+    grid = _of_units(q.numerics)
     values = narrow.in_units(q.qvalue, grid.smallest)
     scale = q.scale * np.float32(grid.smallest)
     largest = int(grid.bound / grid.smallest)
     return DotInput(values, None, largest), dataclasses.replace(
         q, qvalue=values, scale=scale
     )
+
+
+def _of_units(grid: numerics.Numerics | None) -> numerics.Float:
+    if not isinstance(grid, numerics.Float):
+        raise TypeError(f"{grid!r} is no grid of multiples of a unit")
+    return grid
 
 
 def _with_integers(how: ContractionExecution) -> ContractionExecution:

@@ -1,4 +1,4 @@
-"""Stored values laid out as a kernel reads them, in place of an array."""
+"""Stored values laid out in another way than an array, as a kernel reads them."""
 
 import abc
 
@@ -7,23 +7,31 @@ import numpy as np
 
 
 class LaidOut(abc.ABC):
-    """Integers in place of an array as `QTensor.qvalue`.
+    """Stored values in place of an array as `QTensor.qvalue`.
 
     Whatever needs an array takes `unpacked`. Subclasses are pytrees.
     """
 
     dtype: np.dtype
-    """Dtype of the integers."""
+    """Dtype of the values."""
 
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """The shape of the integers."""
+        """The shape of the values."""
 
     @property
     def ndim(self) -> int:
-        """The rank of the integers."""
+        """The rank of the values."""
         return len(self.shape)
+
+    @abc.abstractmethod
+    def unpacked(self) -> jax.Array:
+        """Returns the values in their own dtype."""
+
+
+class PackedIntegers(LaidOut):
+    """Integers that are packed for a kernel."""
 
     @abc.abstractmethod
     def integers(self) -> jax.Array:
@@ -31,5 +39,4 @@ class LaidOut(abc.ABC):
         them."""
 
     def unpacked(self) -> jax.Array:
-        """Returns them in their own dtype."""
         return self.integers().astype(self.dtype)

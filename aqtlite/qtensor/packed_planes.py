@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from aqtlite.lowering.forms import planes
-from aqtlite.qtensor.laid_out import LaidOut
+from aqtlite.qtensor.laid_out import PackedIntegers
 
 
 @functools.partial(
@@ -16,7 +16,7 @@ from aqtlite.qtensor.laid_out import LaidOut
     meta_fields=["bits", "channels"],
 )
 @dataclasses.dataclass(frozen=True)
-class PackedPlanes(LaidOut):
+class PackedPlanes(PackedIntegers):
     """Integers of 2 to 4 bits, ``(*batch, channels, positions)``, in `planes`.
 
     >>> import jax.numpy as jnp

@@ -11,7 +11,7 @@ import numpy as np
 
 from aqtlite.lowering.forms import panels
 from aqtlite.lowering.forms.panels import Panels
-from aqtlite.qtensor.laid_out import LaidOut
+from aqtlite.qtensor.laid_out import PackedIntegers
 
 
 @functools.partial(
@@ -20,7 +20,7 @@ from aqtlite.qtensor.laid_out import LaidOut
     meta_fields=["shape_of_one", "contracted", "dtype"],
 )
 @dataclasses.dataclass(frozen=True)
-class PackedValues(LaidOut):
+class PackedValues(PackedIntegers):
     """int4 or int8 in panels, which the kernel of the extra ``cpu`` reads.
 
     Scans and vmaps slice the leading axes of `panels`.

@@ -17,6 +17,7 @@ from aqtlite.numerics import Numerics
 from aqtlite.qtensor import indexing, stored_values
 from aqtlite.qtensor.laid_out import LaidOut
 from aqtlite.qtensor.no_arithmetic import NoArithmetic
+from aqtlite.qtensor.transposed_values import TransposedValues
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import describe
 
@@ -152,6 +153,24 @@ class QTensor(NoArithmetic):
             return self
         return dataclasses.replace(self, qvalue=self.qvalue.unpacked())
 
+    def on_grid(self) -> "QTensor":
+        """Restores the stored values of the grid from codes (`stored_values`)."""
+        values = stored_values.on_grid(self.qvalue, self.numerics)
+        return dataclasses.replace(self, qvalue=values)
+
+    def with_values_as_stored(self) -> "QTensor":
+        """Stores scales in their own order of axes, and leaves values as they are.
+
+        Raises:
+            ValueError: if there is more than values of a grid and their scales.
+        """
+        axes, grid = self.stored_axes, self.numerics
+        if grid is None or self.padding is not None or self.zero_point is not None:
+            raise ValueError(f"{self!r} has more than values of a grid, and scales")
+        values = TransposedValues(self.qvalue, axes, grid)
+        scale = transposed(self.scale, axes)
+        return dataclasses.replace(self, qvalue=values, scale=scale, order=None)
+
     def as_stored(self) -> "QTensor":
         """Returns the array with its axes in the order of storage."""
         if self.order is None:
@@ -196,9 +215,8 @@ class QTensor(NoArithmetic):
 
         This is ``scale * decode(qvalue - zero_point) + offset``, computed in float32.
         """
-        plain = self.in_own_order()
-        grid, axes = plain.numerics, range(plain.ndim)
-        stored = stored_values.on_grid(plain.qvalue, grid)
+        plain = self.in_own_order().on_grid()
+        grid, axes, stored = plain.numerics, range(plain.ndim), plain.qvalue
         if plain.zero_point is not None:
             zero_point = block_shapes.repeat(plain.zero_point, stored.shape, axes)
             stored = stored.astype(jnp.int32) - zero_point

@@ -160,8 +160,7 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
             f"pad of a QTensor of shape {q.shape} with zeros, which its offsets may "
             "leave without a code; pad the result of .dequant() instead"
         )
-    q = q.in_own_order()
-    q = dataclasses.replace(q, qvalue=stored_values.on_grid(q.qvalue, q.numerics))
+    q = q.in_own_order().on_grid()
     widths = np.broadcast_to(np.asarray(pad_width), (q.ndim, 2)).tolist()
     scale_widths = []
     for axis, (width, block) in enumerate(zip(widths, q.blocks, strict=True)):

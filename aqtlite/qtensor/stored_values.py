@@ -30,6 +30,13 @@ def to_save(values: jax.Array, grid: Numerics | None) -> jax.Array:
     return lax.bitcast_convert_type(values, jnp.int4)
 
 
+def has_codes(grid: Numerics | None) -> bool:
+    """Returns True if values of a grid are stored as codes of four bits for floats."""
+    if grid is None or float_codes.has_codes(grid):
+        return grid is not None
+    return grid.arithmetic == "table" and grid.storage_dtype == jnp.uint4
+
+
 def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:
     """Restores the stored values of a grid from int4; returns others unchanged.
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks --only int4
 
-Layers with frozen weights, compiled by `aqtlite.compile_serving`, beside int8, a layer
-that `convert` packed in `jax.jit`, and the layers of onnxruntime, if it is installed.
+Layers with frozen weights, compiled by `aqtlite.compile_serving`, beside int8, layers
+in `jax.jit` (one that `convert` packed, and those of floats of four bits), and the
+layers of onnxruntime, if it is installed.
 """
 
 import functools
@@ -44,8 +45,12 @@ CONFIGS = {
     "w4a8, blocks of 32": in_blocks(config.w4a8(), 32),
     "nf4": config.update(WEIGHT_ONLY, {"fwd.rhs.numerics": numerics.NormalFloat()}),
     "mxfp4": config.mxfp4(),
+    "weights of mxfp4": config.DotGeneral(
+        fwd=config.DotGeneralRaw(rhs=config.mxfp4().fwd.rhs)
+    ),
 }
 PACKED = "w4a8, blocks of 32"
+JITTED = "nf4", "mxfp4", "weights of mxfp4"
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
@@ -81,6 +86,8 @@ def served_layers(
         if name == PACKED:
             packed = convert(model, variables, x, packed="cpu")
             layers[f"{name}, packed"] = functools.partial(_jitted, model, packed)
+        if name in JITTED:
+            layers[f"{name}, jax.jit"] = functools.partial(_jitted, model, serving)
     if mlas.is_installed():
         weights = jax.tree.map(np.asarray, variables["params"])
         theirs = mlas.served_layers(weights["kernel"], weights["bias"])

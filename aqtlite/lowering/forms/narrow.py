@@ -13,7 +13,7 @@ from aqtlite.shapes import dimension_numbers as dn
 
 Units = tuple[float | None, float | None]
 
-_LARGEST_INT8 = 127
+LARGEST_INT8 = 127
 
 # From this number of rows and columns on, XLA:CPU has one kernel for bfloat16, which
 # sums in one order whatever the layout; the kernels for fewer do not.
@@ -25,9 +25,9 @@ def units_of_integers(
 ) -> tuple[float, float] | None:
     """Returns the units in which CPUs contract operands as integers, or None."""
     (lhs_unit, rhs_unit), (lhs_largest, rhs_largest) = units, largest
-    if lhs_unit is None or lhs_largest is None or lhs_largest > _LARGEST_INT8:
+    if lhs_unit is None or lhs_largest is None or lhs_largest > LARGEST_INT8:
         return None
-    if rhs_unit is None or rhs_largest is None or rhs_largest > _LARGEST_INT8:
+    if rhs_unit is None or rhs_largest is None or rhs_largest > LARGEST_INT8:
         return None
     return lhs_unit, rhs_unit
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from aqtlite import config
 from aqtlite.config import arithmetic
-from aqtlite.contraction import poison
+from aqtlite.contraction import poison, unit_blocks
 from aqtlite.contraction.contract import is_product
 from aqtlite.operations import Operation, Side
 from aqtlite.program.serving.frozen_record import Operand
@@ -176,8 +176,11 @@ class Contraction:
         if x.shape != given.shape:
             widths = padding.widths(x, like=given)
             quantized = dataclasses.replace(quantized, padding=widths)
-        # Sums of floats depend on the order in which the trained model contracts them.
-        if arithmetic.sums_integers(raw):
+        # Sums of floats depend on the order in which the trained model contracts them,
+        # but for those of kernels.
+        is_rhs = operand.side == "rhs"
+        is_read = is_rhs and unit_blocks.is_for_kernel(self.operation, quantized)
+        if arithmetic.sums_integers(raw) or is_read:
             quantized = quantized.stored_in(operand.serving_order())
         if tensor.double_scales is not None:
             quantized = double_scales.encoded(quantized, tensor.double_scales)
