@@ -80,6 +80,12 @@ def adds_products_of_bytes() -> bool:
 
 
 @functools.cache
+def has_avx512() -> bool:
+    """Returns True if the processor has vectors of 512 bits of floats."""
+    return "avx512f" in _flags(_CPUINFO)
+
+
+@functools.cache
 def has_avx512_vnni() -> bool:
     """Returns True if the processor adds such products in vectors of 512 bits.
 

@@ -1,0 +1,292 @@
+"""A kernel of weights that are codes of a table of 16 floats, for x86-64.
+
+It takes a panel of codes at a time (`panels`). For a single row, codes are looked up in
+registers; for several, once for all rows, a block at a time that stays in the cache.
+`table_products` calls it.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import struct
+from typing import Any
+
+from aqtlite.lowering.forms import custom_call, panels
+from aqtlite.lowering.forms.panels import PANEL, WORD
+from aqtlite.lowering.forms.table_sums import (
+    TABLE_BITS,
+    Codes,
+    Decoded,
+    RowsOfTable,
+    Runs,
+    Table,
+    decode,
+)
+
+LARGEST_RUN = 64
+"""Number of products that are added one by one, at most."""
+
+_BLOCK = 256
+"""Number of products that are looked up at a time, of several rows."""
+
+_CACHE, _ROWS, _MOST_ROWS = 2**20, 8, 128
+"""Bytes of rows that stay in the cache while panels are multiplied with them, and the
+number of whose rows they are a multiple, and the largest number."""
+
+_WORK_OF_CODE, _WORK_OF_PRODUCT = 8, 4
+"""Work of looking up a code and of a product, by that of a product of integers."""
+
+_FLOAT, _LINE = 4, 64  # Bytes of float32, and of a line of the cache.
+
+_OF_FLOATS = _FLOAT * PANEL * (_BLOCK + _MOST_ROWS)
+"""Bytes of a block, and of the sums of rows so far."""
+
+_SIGNS = {4: 0x88888888, 8: 0x08080808}
+"""What laying out a panel flips in a word, by the bits that a code takes."""
+
+
+class Layout(enum.IntEnum):
+    """How codes lie in memory."""
+
+    PAIRS = 0
+    """``(columns, products / 2)``, two in a byte."""
+
+    BYTES = 1
+    """``(columns, products)``, in the lower half of a byte."""
+
+    PANELS = 2
+    """`panels` of codes of four bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """What is compiled into a kernel."""
+
+    table: tuple[float, ...]
+    lanes: int
+    """Number of floats in a vector: 8 (AVX2) or 16 (AVX-512)."""
+
+    run: int
+    """Number of products that are added one by one."""
+
+    layout: Layout
+    has_packed_scales: bool
+    """Whether the scales are in panels."""
+
+    is_row: bool
+    """Whether there is a single row."""
+
+    @property
+    def width(self) -> int:
+        """Bits that a code takes."""
+        return 8 if self.layout is Layout.BYTES else TABLE_BITS
+
+    @property
+    def name(self) -> str:
+        """A name of the custom call."""
+        parts = dict(vars(self))
+        values = struct.pack("<16f", *parts.pop("table"))
+        digest = hashlib.sha256(values).hexdigest()[:16]
+        return "_".join(["aqtlite_table", *map(str, map(int, parts.values())), digest])
+
+    def rows_at_once(self) -> dict[int, int]:
+        """The numbers of rows whose sums stay in registers, and of their runs."""
+        if self.is_row:
+            return {1: 4 if self.lanes == PANEL else 1}
+        return {8: 1, 4: 2, 1: 4} if self.lanes == PANEL else {6: 1, 2: 2, 1: 4}
+
+
+def registered(kernel: Kernel) -> str:
+    """Compiles a kernel, and returns the name of its custom call.
+
+    Its arguments are the codes; the rows, float32 ``(rows, products)``; and the scales,
+    float32 ``(columns, tiles)`` or in `panels`. Its result is float32, ``(rows,
+    columns)``.
+    """
+    custom_call.register(kernel.name, lambda: TableFunction(kernel))
+    return kernel.name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """Pointers and sizes of a call."""
+
+    codes: Any
+    x: Any
+    scales: Any
+    out: Any
+    rows: Any
+    columns: Any
+    tiles: Any
+    products: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Panel:
+    """Pointers to what a panel of columns is computed from."""
+
+    codes: Codes
+    scales: Any
+    x: Any
+    """The first row."""
+
+    out: Any
+    """The first element of the first row of the result."""
+
+
+class TableFunction(custom_call.Function):
+    """Writes a kernel."""
+
+    words = len(dataclasses.fields(_Call))
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        super().__init__()
+
+    def memory(self, frame):
+        del frame
+        return self.long(0)
+
+    def prepare(self, frame, state, memory):
+        del memory
+        codes, x, scales = (self.argument(frame, i) for i in range(3))
+        out = self.result(frame)
+        columns = self.size(out, 1)
+        rows, products = (self.size(x, axis) for axis in (0, 1))
+        pointers = map(self.data, (codes, x, scales, out))
+        words = (*pointers, rows, columns, self.size(scales, 1), products)
+        for i, value in enumerate(words):
+            self.store(value, state, 8 * i, 8)
+        lines = self.sum(self.times(rows, _WORK_OF_PRODUCT), _WORK_OF_CODE)
+        return columns, self.times(products, lines, PANEL // self.kernel.lanes)
+
+    def compute(self, state, start, stop):
+        at, words = self.at, range(4, self.words)
+        pointers = (self.word(state, i, self.pointer) for i in range(4))
+        call = _Call(*pointers, *(self.word(state, i) for i in words))
+        table = Table(self, self.kernel.table, self.kernel.lanes)
+        size = self.sum(_OF_FLOATS, self.times(call.tiles, _FLOAT * PANEL), _LINE)
+        if self.kernel.layout is not Layout.PANELS:
+            size = self.sum(size, self.times(self._row_bytes(call), PANEL))
+        taken = self.call("malloc", self.pointer, size)
+        # A vector that is not aligned lies in two lines of the cache.
+        above = at.ptrtoint(self.offset(taken, _LINE), self.long)
+        own = at.inttoptr(at.and_(above, self.long(-_LINE)), self.pointer)
+        together = self._together(call)
+        with (
+            self.loop(0, call.rows, together) as first,
+            self.loop(start, stop, PANEL) as index,
+        ):
+            panel = self._panel(call, table, first, index, self.offset(own, _OF_FLOATS))
+            if self.kernel.is_row:
+                self._compute_row(panel, call)
+            else:
+                rows = self.least(at.sub(call.rows, first), together)
+                self._compute_rows(panel, call, rows, own)
+        self.call("free", self.none, taken)
+
+    def _row_bytes(self, call: _Call) -> Any:
+        """Bytes of the codes of a column."""
+        return self.at.sdiv(self.times(call.products, self.kernel.width), self.long(8))
+
+    def _panel(
+        self, call: _Call, table: Table, first: Any, index: Any, own: Any
+    ) -> _Panel:
+        """The panel of the columns from one on, and rows from a first one on.
+
+        Args:
+            call: pointers and sizes of the call.
+            table: the table.
+            first: first row.
+            index: first column.
+            own: memory for scales and codes that are laid out here.
+        """
+        kernel, row_bytes = self.kernel, self._row_bytes(call)
+        # Columns that are no whole panel are computed with those before them.
+        column = self.least(index, self.at.sub(call.columns, self.long(PANEL)))
+        is_packed = kernel.layout is Layout.PANELS
+        row = index if is_packed else column
+        codes = self.offset(call.codes, self.times(row, row_bytes))
+        row = index if kernel.has_packed_scales else column
+        scales = self.offset(call.scales, self.times(row, call.tiles, _FLOAT))
+        if not is_packed:
+            own_codes = self.offset(own, self.times(call.tiles, _FLOAT * PANEL))
+            words = self.at.sdiv(row_bytes, self.long(WORD))
+            panels.lay_out(self, codes, words, own_codes, _SIGNS[kernel.width])
+            codes = own_codes
+        if not kernel.has_packed_scales:
+            panels.lay_out(self, scales, call.tiles, own)
+            scales = own
+        place = self.sum(self.times(first, call.columns), column)
+        return _Panel(
+            Codes(table, codes, kernel.width),
+            scales,
+            self.offset(call.x, self.times(first, call.products, _FLOAT)),
+            self.offset(call.out, self.times(place, _FLOAT)),
+        )
+
+    def _together(self, call: _Call) -> Any:
+        """The number of rows that are multiplied by a panel before the next one."""
+        groups = self.at.sdiv(
+            self.long(_CACHE // (_FLOAT * _ROWS)), self.sum(call.products, 1)
+        )
+        return self.least(self.times(self.sum(groups, 1), _ROWS), _MOST_ROWS)
+
+    def _runs(self, call: _Call) -> tuple[Any, Any]:
+        """The number of runs of a row, and of a tile."""
+        runs = self.at.sdiv(call.products, self.long(self.kernel.run))
+        return runs, self.at.sdiv(runs, call.tiles)
+
+    def _compute_row(self, panel: _Panel, call: _Call) -> None:
+        runs, of_tile = self._runs(call)
+        ((count, together),) = self.kernel.rows_at_once().items()
+        of = RowsOfTable(panel.codes.table, self.kernel.run, count, together)
+        of.start(None)
+        every = Runs(self.long(0), runs, of_tile)
+        of.add(panel.codes, [panel.x], panel.scales, every)
+        of.finish([panel.out])
+
+    def _compute_rows(self, panel: _Panel, call: _Call, rows: Any, floats: Any) -> None:
+        """Computes rows block by block, with memory for floats and totals."""
+        kernel = self.kernel
+        runs, of_tile = self._runs(call)
+        with self.loop(0, runs, _BLOCK // kernel.run) as first:
+            stop = self.least(self.sum(first, _BLOCK // kernel.run), runs)
+            start, end = (self.times(one, kernel.run) for one in (first, stop))
+            decode(panel.codes, start, end, floats)
+            source = Decoded(panel.codes.table, floats, start)
+            block, done = Runs(first, stop, of_tile), self.long(0)
+            for count in kernel.rows_at_once():
+                left = self.at.srem(self.at.sub(rows, done), self.long(count))
+                after = self.at.sub(rows, left)
+                with self.if_any(done, after), self.loop(done, after, count) as row:
+                    each = [self.sum(row, i) for i in range(count)]
+                    self._add_block(panel, call, source, block, each)
+                done = after
+
+    def _add_block(
+        self, panel: _Panel, call: _Call, source: Decoded, block: Runs, rows: list[Any]
+    ) -> None:
+        """Adds a block to the totals of some rows.
+
+        Totals lie behind the block, because other threads may write the same columns:
+        only what is final goes to the result.
+        """
+        kernel, at = self.kernel, self.at
+        runs, _ = self._runs(call)
+        totals = self.offset(source.pointer, _FLOAT * PANEL * _BLOCK)
+        x, before, ends = (
+            [self.offset(pointer, self.times(row, size, _FLOAT)) for row in rows]
+            for pointer, size in (
+                (panel.x, call.products),
+                (totals, PANEL),
+                (panel.out, call.columns),
+            )
+        )
+        together = kernel.rows_at_once()[len(rows)]
+        of = RowsOfTable(source.table, kernel.run, len(rows), together)
+        of.start(before, at.icmp_signed("==", block.first, self.long(0)))
+        of.add(source, x, panel.scales, block)
+        is_last = at.icmp_signed("==", block.stop, runs)
+        pairs = zip(ends, before, strict=True)
+        of.finish([at.select(is_last, end, place) for end, place in pairs])

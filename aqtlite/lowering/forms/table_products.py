@@ -1,0 +1,154 @@
+"""Sums of products of codes of a table of 16 floats, by a kernel (`table_kernel`).
+
+A sum of products depends on its row and column alone: its bits are the same for any
+number of rows, of codes in any layout and on any processor.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aqtlite.lowering.forms import pairs, panels, processor, table_kernel
+from aqtlite.lowering.forms.panels import PANEL, Panels
+from aqtlite.lowering.forms.table_kernel import LARGEST_RUN, Kernel, Layout
+from aqtlite.lowering.forms.table_sums import TABLE_BITS
+from aqtlite.lowering.packing import Packing
+from aqtlite.lowering.target import TargetDependent
+
+# Runs of fewer products would be rounded too often.
+_SMALLEST_RUN = 16
+
+# Of more rows, decoded weights take less time in XLA's dots.
+_ROWS = 256
+
+Table = tuple[float, ...]
+
+
+def takes(rows: int, columns: int, products_per_tile: int) -> bool:
+    """Returns True if `sums` contracts operands, and in less time than decoded ones.
+
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+        products_per_tile: number of weights of a column that have one scale.
+    """
+    is_whole = products_per_tile > 0 and products_per_tile % _SMALLEST_RUN == 0
+    return 0 < rows <= _ROWS and columns >= PANEL and is_whole
+
+
+def sums(
+    x: jax.Array, codes: jax.Array | Panels, scales: jax.Array, table: Table
+) -> jax.Array:
+    """Contracts rows of floats with the weights of codes, called only where available.
+
+    Args:
+        x: float32, ``(rows, products)``.
+        codes: int4 or uint4, or uint8 or int8 of which the lower half is a code,
+            ``(columns, products)``; uint8, two in a byte as of `pairs.as_bytes`,
+            ``(columns, products / 2)``; or int4 in panels.
+        scales: float32, ``(columns, tiles)``.
+        table: the weight of each code.
+
+    Returns:
+        float32, ``(rows, columns)``.
+    """
+    layout = Layout.BYTES
+    if isinstance(codes, Panels):
+        codes, layout = codes.values, Layout.PANELS
+    elif codes.dtype in (jnp.int4, jnp.uint4) or codes.shape[1] != x.shape[1]:
+        layout = Layout.PAIRS
+    return _TableSums(table, layout)(codes, x, scales)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TableSums(TargetDependent):
+    """The scaled sums of tiles."""
+
+    table: Table
+    layout: Layout
+
+    def reference(self, codes, x, scales):
+        columns, tiles = scales.shape
+        if self.layout is Layout.PANELS:
+            codes = Panels(codes, columns, TABLE_BITS).integers()
+        elif codes.shape[1] != x.shape[1]:
+            codes = pairs.values_of(lax.bitcast_convert_type(codes, jnp.int8))
+        codes = codes.astype(jnp.int32) % 2**TABLE_BITS
+        weights = jnp.asarray(self.table, jnp.float32)[codes]
+        x, weights = (one.reshape(one.shape[0], tiles, -1) for one in (x, weights))
+        weights = weights * scales[..., None]
+        return jnp.einsum("rtk,ctk->rc", x, weights, precision="highest")
+
+    def lowered(self, target, codes, x, scales):
+        del target
+        return _call(self, codes, x, scales, scales.shape[0])
+
+    def packing(self, known, types):
+        codes, scales = 0, 2
+        of_scales = tuple(known & {scales})
+        if self.layout is Layout.PANELS:
+            return _Panels(self, scales) if of_scales else None
+        return _Panels(self, codes, of_scales) if codes in known else None
+
+
+def _call(
+    function: _TableSums,
+    codes: jax.Array,
+    x: jax.Array,
+    scales: jax.Array,
+    columns: int,
+) -> jax.Array:
+    """Calls the kernel; `scales` may be in panels."""
+    rows, products = x.shape
+    if function.layout is Layout.PANELS:
+        panels.check(codes, columns, products, TABLE_BITS)
+    kernel = Kernel(
+        function.table,
+        PANEL if processor.has_avx512() else PANEL // 2,
+        math.gcd(products // scales.shape[1], LARGEST_RUN),
+        function.layout,
+        has_packed_scales=scales.ndim == 3,
+        is_row=rows == 1,
+    )
+    out = jax.ShapeDtypeStruct((rows, columns), jnp.float32)
+    name = table_kernel.registered(kernel)
+    call = jax.ffi.ffi_call(name, out, vmap_method="sequential")
+    return call(codes, x, scales)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Panels(Packing):
+    """The codes in panels, or their scales, or both."""
+
+    function: _TableSums
+    argument: int
+    beside: tuple[int, ...] = ()
+
+    @property
+    def layout(self):
+        return type(self), self.function.layout
+
+    def pack(self, args):
+        arguments = self.argument, *self.beside
+        return tuple(
+            panels.of_scales(args[i]) if i else self._in_panels(args[i])
+            for i in arguments
+        )
+
+    def _in_panels(self, codes: jax.Array) -> jax.Array:
+        if codes.dtype in (jnp.int4, jnp.uint4):
+            codes = pairs.as_bytes(codes)
+        elif self.function.layout is Layout.BYTES:
+            codes = pairs.as_bytes(codes.astype(jnp.int4))
+        return panels.of_bytes(codes, TABLE_BITS)
+
+    def run(self, packed, args):
+        arguments = dict(zip((self.argument, *self.beside), packed, strict=True))
+        codes, x, scales = (arguments.get(i, one) for i, one in enumerate(args))
+        of = self.function
+        if 0 in arguments:
+            of = dataclasses.replace(of, layout=Layout.PANELS)
+        return _call(of, codes, x, scales, args[2].shape[0])
