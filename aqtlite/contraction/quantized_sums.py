@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from aqtlite.contraction import (
     accumulation,
     block_products,
+    coded_products,
     packed_products,
     poison,
     remat,
@@ -75,6 +76,8 @@ def quantize_and_sum(
     stored = rhs if isinstance(rhs, QTensor) else rhs_q
     if stored is not None and unit_blocks.takes(how, operation, lhs, lhs_q, stored):
         sums = unit_blocks.sum_products(how, operation, lhs, lhs_q, stored)
+    elif rhs_q is not None and coded_products.takes(how, operation, lhs, rhs_q):
+        sums = coded_products.sum_products(how, operation, lhs, rhs_q)
     elif how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
         sums = block_products.sum_products(how, operation, lhs_q, rhs_q)
     elif packed_products.is_packed(lhs_q) or packed_products.is_packed(rhs_q):

@@ -26,6 +26,7 @@ from aqtlite.operations import DotInput, Operation
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.qtensor.transposed_values import TransposedValues
+from aqtlite.shapes.dimension_numbers import Axes
 
 _E2M1 = numerics.Float.from_dtype("float4_e2m1fn")
 
@@ -56,9 +57,9 @@ def takes(
     if not is_float and (lhs_q is None or not _is_in_units(how.lhs, lhs_q)):
         return False
     counts = tiles.counts(_with_integers(how), operation, lhs_q, rhs_q)
-    sizes = [rhs_q.shape[axis] for axis in operation.axes("rhs").contracting]
-    tile = math.prod(sizes) // math.prod(counts)
-    return _is_read(operation, rhs_q, tile) and panel_products.runs_here()
+    contracting = operation.axes("rhs").contracting
+    tile = math.prod(rhs_q.shape[axis] for axis in contracting) // math.prod(counts)
+    return _is_read(rhs_q, contracting, tile) and panel_products.runs_here()
 
 
 def is_for_kernel(operation: Operation, weight: QTensor) -> bool:
@@ -68,19 +69,26 @@ def is_for_kernel(operation: Operation, weight: QTensor) -> bool:
         operation: the contraction, of which the weight is rhs.
         weight: the weight quantized.
     """
-    if not isinstance(operation, DotGeneral) or operation.dims[1][0] or weight.padding:
-        return False
-    contracting = operation.axes("rhs").contracting
+    is_matrix = isinstance(operation, DotGeneral) and not operation.dims[1][0]
+    return is_matrix and reads(weight, operation.axes("rhs").contracting)
+
+
+def reads(weight: QTensor, contracting: Axes) -> bool:
+    """Returns True if the kernel reads a weight of matrices.
+
+    Args:
+        weight: the weight quantized.
+        contracting: its contracting axes.
+    """
     tile = math.prod(weight.blocks[axis] for axis in contracting)
-    return _has_units(weight.numerics) and _is_read(operation, weight, tile)
+    is_whole = not weight.padding and _has_units(weight.numerics)
+    return is_whole and _is_read(weight, contracting, tile)
 
 
-def _is_read(operation: Operation, rhs: QTensor, tile: int) -> bool:
+def _is_read(rhs: QTensor, contracting: Axes, tile: int) -> bool:
     """Whether the kernel reads tiles of an operand."""
-    contracting, _, remaining, *_ = operation.axes("rhs")
-    products, columns = (
-        math.prod(rhs.shape[axis] for axis in axes) for axes in (contracting, remaining)
-    )
+    products = math.prod(rhs.shape[axis] for axis in contracting)
+    columns = math.prod(rhs.shape) // max(products, 1)
     return tile < products and panel_products.reads(columns, tile, 8)
 
 

@@ -351,12 +351,15 @@ def test_weights_that_are_slow_to_serve_are_named(monkeypatch):
     )
     nf4_blocks = config.update(nf4, {"fwd.rhs.blocks": config.Blocks(size=32)})
     decoded = "slow on CPUs under jax.jit: decoded at every call"
+    decoded_without = decoded.replace("under jax.jit", "without the extra 'cpu'")
     without = "slow on CPUs without the extra 'cpu': int4 in blocks of 32"
     monkeypatch.setattr(processor, "has_slow_dots_of_bytes", lambda: True)
     for cfg, has_kernel, expected in (
-        (nf4, True, decoded),
-        (nf4_blocks, True, decoded),
-        (config.mxfp4(), True, decoded),
+        (nf4, True, ""),
+        (nf4_blocks, False, decoded_without),
+        (config.mxfp4(), True, ""),
+        (config.mxfp4(), False, decoded_without),
+        (config.nvfp4(), True, decoded),
         (config.weight_only(4), True, ""),
         (
             config.weight_only(8),
@@ -370,7 +373,7 @@ def test_weights_that_are_slow_to_serve_are_named(monkeypatch):
         (of_int8, False, without.replace("int4", "int8")),
     ):
         monkeypatch.setattr(panel_products, "runs_here", lambda has=has_kernel: has)
-        dense = nn.Dense(4, use_bias=False, dot_general=AqtDotGeneral(cfg))
+        dense = nn.Dense(16, use_bias=False, dot_general=AqtDotGeneral(cfg))
         reports = []
         x = jnp.ones((2, 64))
         convert(dense, init(dense, x), x, report=reports.append)

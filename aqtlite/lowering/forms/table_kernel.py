@@ -57,6 +57,17 @@ class Layout(enum.IntEnum):
     PANELS = 2
     """`panels` of codes of four bits."""
 
+    COLUMNS = 3
+    """``(products, columns / 2)``, two columns in a byte."""
+
+    COLUMNS_OF_BYTES = 4
+    """``(products, columns)``, in the lower half of a byte."""
+
+    @property
+    def is_of_columns(self) -> bool:
+        """Whether the codes of a product lie together, not those of a column."""
+        return self in (Layout.COLUMNS, Layout.COLUMNS_OF_BYTES)
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -79,7 +90,8 @@ class Kernel:
     @property
     def width(self) -> int:
         """Bits that a code takes."""
-        return 8 if self.layout is Layout.BYTES else TABLE_BITS
+        has_bytes = self.layout in (Layout.BYTES, Layout.COLUMNS_OF_BYTES)
+        return 8 if has_bytes else TABLE_BITS
 
     @property
     def name(self) -> str:
@@ -201,19 +213,18 @@ class TableFunction(custom_call.Function):
             index: first column.
             own: memory for scales and codes that are laid out here.
         """
-        kernel, row_bytes = self.kernel, self._row_bytes(call)
+        kernel = self.kernel
         # Columns that are no whole panel are computed with those before them.
         column = self.least(index, self.at.sub(call.columns, self.long(PANEL)))
-        is_packed = kernel.layout is Layout.PANELS
-        row = index if is_packed else column
-        codes = self.offset(call.codes, self.times(row, row_bytes))
         row = index if kernel.has_packed_scales else column
         scales = self.offset(call.scales, self.times(row, call.tiles, _FLOAT))
-        if not is_packed:
-            own_codes = self.offset(own, self.times(call.tiles, _FLOAT * PANEL))
-            words = self.at.sdiv(row_bytes, self.long(WORD))
-            panels.lay_out(self, codes, words, own_codes, _SIGNS[kernel.width])
+        own_codes = self.offset(own, self.times(call.tiles, _FLOAT * PANEL))
+        if kernel.layout is Layout.PANELS:
+            of_panel = self.times(index, self._row_bytes(call))
+            codes = self.offset(call.codes, of_panel)
+        else:
             codes = own_codes
+            self._lay_out(call, column, own_codes)
         if not kernel.has_packed_scales:
             panels.lay_out(self, scales, call.tiles, own)
             scales = own
@@ -224,6 +235,23 @@ class TableFunction(custom_call.Function):
             self.offset(call.x, self.times(first, call.products, _FLOAT)),
             self.offset(call.out, self.times(place, _FLOAT)),
         )
+
+    def _lay_out(self, call: _Call, column: Any, panel: Any) -> None:
+        """Lays out the codes of the columns from one on as a panel."""
+        width, row_bytes = self.kernel.width, self._row_bytes(call)
+        words = self.at.sdiv(row_bytes, self.long(WORD))
+        if not self.kernel.layout.is_of_columns:
+            codes = self.offset(call.codes, self.times(column, row_bytes))
+            panels.lay_out(self, codes, words, panel, _SIGNS[width])
+            return
+        before = self.at.sdiv(self.times(column, width), self.long(8))
+        codes = self.offset(call.codes, before)
+        if width == TABLE_BITS:
+            panels.lay_out_columns_of_pairs(self, codes, call.columns, words, panel)
+        else:
+            panels.lay_out_columns(
+                self, codes, call.columns, words, panel, _SIGNS[width]
+            )
 
     def _together(self, call: _Call) -> Any:
         """The number of rows that are multiplied by a panel before the next one."""

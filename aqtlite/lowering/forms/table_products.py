@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.lowering.forms import pairs, panels, processor, table_kernel
+from aqtlite.lowering.forms import gpu, pairs, panels, processor, table_kernel
 from aqtlite.lowering.forms.panels import PANEL, Panels
 from aqtlite.lowering.forms.table_kernel import LARGEST_RUN, Kernel, Layout
 from aqtlite.lowering.forms.table_sums import TABLE_BITS
@@ -27,16 +27,20 @@ _ROWS = 256
 Table = tuple[float, ...]
 
 
-def takes(rows: int, columns: int, products_per_tile: int) -> bool:
-    """Returns True if `sums` contracts operands, and in less time than decoded ones.
+def reads(columns: int, products_per_tile: int) -> bool:
+    """Returns True if the kernel reads a matrix of codes.
 
     Args:
-        rows: number of rows.
         columns: number of columns.
         products_per_tile: number of weights of a column that have one scale.
     """
     is_whole = products_per_tile > 0 and products_per_tile % _SMALLEST_RUN == 0
-    return 0 < rows <= _ROWS and columns >= PANEL and is_whole
+    return is_whole and columns >= PANEL
+
+
+def pays(rows: int) -> bool:
+    """Returns True if the kernel takes less time than decoded weights do."""
+    return 0 < rows <= _ROWS
 
 
 def sums(
@@ -63,6 +67,22 @@ def sums(
     return _TableSums(table, layout)(codes, x, scales)
 
 
+def sums_of_columns(
+    x: jax.Array, codes: jax.Array, scales: jax.Array, table: Table
+) -> jax.Array:
+    """Like `sums`, with codes ``(products, columns)``.
+
+    Args:
+        x: as in `sums`.
+        codes: uint8; or int4 or uint4, of an even number of columns.
+        scales: as in `sums`.
+        table: as in `sums`.
+    """
+    is_byte = codes.dtype == jnp.uint8
+    layout = Layout.COLUMNS_OF_BYTES if is_byte else Layout.COLUMNS
+    return _TableSums(table, layout)(codes, x, scales)
+
+
 @dataclasses.dataclass(frozen=True)
 class _TableSums(TargetDependent):
     """The scaled sums of tiles."""
@@ -74,6 +94,8 @@ class _TableSums(TargetDependent):
         columns, tiles = scales.shape
         if self.layout is Layout.PANELS:
             codes = Panels(codes, columns, TABLE_BITS).integers()
+        elif self.layout.is_of_columns:
+            codes = codes.T
         elif codes.shape[1] != x.shape[1]:
             codes = pairs.values_of(lax.bitcast_convert_type(codes, jnp.int8))
         codes = codes.astype(jnp.int32) % 2**TABLE_BITS
@@ -139,9 +161,11 @@ class _Panels(Packing):
         )
 
     def _in_panels(self, codes: jax.Array) -> jax.Array:
+        if self.function.layout.is_of_columns:
+            codes = gpu.transposed(codes, (1, 0))
         if codes.dtype in (jnp.int4, jnp.uint4):
             codes = pairs.as_bytes(codes)
-        elif self.function.layout is Layout.BYTES:
+        elif self.function.layout in (Layout.BYTES, Layout.COLUMNS_OF_BYTES):
             codes = pairs.as_bytes(codes.astype(jnp.int4))
         return panels.of_bytes(codes, TABLE_BITS)
 

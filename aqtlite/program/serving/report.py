@@ -8,6 +8,7 @@ import numpy as np
 from absl import logging
 
 from aqtlite import config
+from aqtlite.contraction import coded_products, unit_blocks
 from aqtlite.lowering.forms import panel_products, processor
 from aqtlite.program.serving import packing
 from aqtlite.program.serving.frozen_record import FrozenEntry
@@ -229,12 +230,26 @@ def _slow_products(weight: FrozenEntry) -> str:
     """Where a frozen matrix takes more time than float32; empty for nowhere known."""
     mine, other = _tensors(weight)
     if not mine.is_integer:
-        return "slow on CPUs under jax.jit: decoded at every call"
+        return _slow_floats(weight)
     is_by_bytes = other.is_integer and other.grid.storage_dtype.itemsize == 1
     is_int8 = mine.grid.storage_dtype == jnp.int8
     if is_int8 and not is_by_bytes and processor.has_slow_dots_of_bytes():
         return "slow here from 64 rows on: int8 by floats, without VNNI"
     return ""
+
+
+def _slow_floats(weight: FrozenEntry) -> str:
+    """Where a frozen matrix of floats takes more time than float32."""
+    operand = weight.record.operand
+    q = weight.values[operand.side]
+    is_read = operand.side == "rhs" and (
+        unit_blocks.reads(q, operand.contracting)
+        or coded_products.reads(q, operand.contracting)
+    )
+    if is_read and panel_products.runs_here():
+        return ""
+    where = "without the extra 'cpu'" if is_read else "under jax.jit"
+    return f"slow on CPUs {where}: decoded at every call"
 
 
 def _tensors(weight: FrozenEntry) -> tuple[config.Tensor, config.Tensor]:

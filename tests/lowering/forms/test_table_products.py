@@ -260,7 +260,8 @@ def test_derivatives_and_maps_are_those_of_the_plain_form():
     ],
 )
 def test_it_takes_whole_panels_and_runs_of_few_rows(rows, columns, of_tile, wanted):
-    assert table_products.takes(rows, columns, of_tile) == wanted
+    is_read = table_products.reads(columns, of_tile)
+    assert (is_read and table_products.pays(rows)) == wanted
 
 
 def test_panels_of_another_matrix_are_refused():
