@@ -20,6 +20,7 @@ from aqtlite.checkpoint.quantized_formats import (
     gptq,
     modelopt,
     mxfp4,
+    parts,
     safetensors,
 )
 from aqtlite.checkpoint.quantized_formats.settings import Settings
@@ -37,16 +38,6 @@ _PLANS: Mapping[str, _Plan] = {
     "mxfp4": mxfp4.plan,
 }
 """Formats by `quant_method` of the config."""
-
-_PARTS = (
-    *("qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_shape"),
-    *("weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point"),
-    *("weight_g_idx", "absmax", "quant_map", "nested_absmax", "nested_quant_map"),
-    *("SCB", "W_q"),
-)
-"""Last steps of names of tensors that are a part of a quantized weight."""
-
-_PLAIN = ("float16", "bfloat16", "float32", "float64")
 
 
 class QuantizedCheckpoint(Mapping[str, QTensor | np.ndarray]):
@@ -229,16 +220,17 @@ def _with_others(
     for name, info in tensors.infos.items():
         if name in used:
             continue
-        is_weight = name.endswith(".weight") and info.dtype.name not in _PLAIN
         is_expert = method == "mxfp4" and name.endswith(("blocks", "scales"))
-        if _is_part(name) or is_weight or is_expert:
+        has_config = method is not None
+        is_part = parts.is_part(name, info, tensors.infos, has_config=has_config)
+        if is_part or is_expert:
             why = f"the config ({method}) does not explain"
             if method is None:
                 why = "no config beside it explains"
             raise CheckpointError(
                 f"{name} in {tensors.where} is {info}, a part of a quantized weight "
                 f"that {why}: other tensors of it are missing, or the "
-                "format is another"
+                "format or layout is another, which is not read"
             )
         if name in weights:
             raise CheckpointError(
@@ -255,9 +247,3 @@ def _with_others(
 
 def _reader(tensors: base.Tensors, name: str) -> Callable[[], np.ndarray]:
     return lambda: tensors.read(name)
-
-
-def _is_part(name: str) -> bool:
-    last = name.rpartition(".")[2]
-    is_state = ".quant_state.bitsandbytes__" in name
-    return is_state or last in _PARTS or last.endswith("_scale_inv")

@@ -262,6 +262,71 @@ def test_a_missing_tensor(case, tmp_path):
             refuses(message, read_all, folder)
 
 
+EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
+FP8_EXPERTS = {EXPERTS: ("F8_E4M3", [2, 8, 32], bytes(512))}
+NVFP4_EXPERTS = {
+    EXPERTS: ("U8", [2, 8, 16], bytes(256)),
+    f"{EXPERTS}_weight_scale": ("F8_E4M3", [2, 8, 2], bytes(32)),
+    f"{EXPERTS}_weight_scale_2": ("F32", [2], bytes(8)),
+}
+GROUP = {"targets": ["Linear"], "format": "pack-quantized", "weights": {"num_bits": 4}}
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {"quant_method": "fp8", "weight_block_size": [8, 32]},
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}},
+        None,
+    ],
+    ids=lambda one: "none" if one is None else one["quant_method"],
+)
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        FP8_EXPERTS,
+        {**FP8_EXPERTS, f"{EXPERTS}_weight_scale": ("F32", [2], bytes(8))},
+        NVFP4_EXPERTS,
+        {EXPERTS: ("I8", [2, 8, 16], bytes(256)), f"{EXPERTS}_scale": ("F32", [], NAN)},
+    ],
+    ids=["fp8", "fp8_scale", "nvfp4", "int8"],
+)
+def test_experts_in_one_tensor(tensors, quantization, tmp_path):
+    """Their codes have no name that ends in .weight, and are no weights."""
+    config = None
+    if quantization is not None:
+        config = "config.json", {"quantization_config": quantization}
+    folder = edited.write(tmp_path / "x", tensors, config)
+    message = f"{EXPERTS}.* is .*, a part of a quantized weight that"
+    names_once(folder, message, folder)
+
+
+def test_scales_without_codes(tmp_path):
+    name = f"{EXPERTS}_weight_scale"
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    tensors = {name: ("F32", [2], bytes(8))}
+    folder = edited.write(tmp_path / "x", tensors, ("config.json", config))
+    names_once(folder, f"{name}.* is float32.2., a part", folder)
+
+
+def test_bytes_that_are_no_codes(tmp_path):
+    """Masks of old files, tables of a float checkpoint, and scales of activations."""
+    tensors = {
+        "h.0.attn.bias": ("U8", [1, 1, 4, 4], bytes(16)),
+        "h.0.causal_mask": ("U8", [4, 4], bytes(16)),
+        f"{EXPERTS}_input_scale": ("F32", [2], bytes(8)),
+    }
+    config = {"quantization_config": {"quant_method": "fp8"}}
+    folder = edited.write(tmp_path / "x", tensors, ("config.json", config))
+    assert read_all(folder).keys() == tensors.keys()
+    tensors["table"] = "U8", [4, 4], bytes(16)
+    folder = edited.write(tmp_path / "y", tensors, None)
+    assert read_all(folder).keys() == tensors.keys()
+
+
 class TestFolders:
     """Shards, indices and configs."""
 
