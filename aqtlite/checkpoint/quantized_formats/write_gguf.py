@@ -14,6 +14,10 @@ from aqtlite.qtensor.qtensor import QTensor
 
 _BLOCK = 32
 _MOST_AXES = 4
+_ALIGNMENT = "general.alignment"
+_ALIGNMENTS = [2**i for i in range(3, 17)]
+"""The format asks for multiples of 8; larger ones than 64 KB would be padding alone."""
+
 _NUMBERS = {kind.name: number for number, kind in gguf_types.TYPES.items()}
 _PLAIN = {
     kind.dtype: kind.name
@@ -137,7 +141,14 @@ def write(
         names: names of the tensors.
         read: reads a tensor; called twice for each, so that one is in memory at a time.
         metadata: key-value pairs: numbers, bools, texts, and lists of them.
+
+    Raises:
+        CheckpointError: if a tensor or a value is none of the format.
     """
+    alignment = gguf.ALIGNMENT
+    if _ALIGNMENT in metadata:
+        alignment = _checked_alignment(metadata[_ALIGNMENT])
+        metadata = {**metadata, _ALIGNMENT: np.uint32(alignment)}
     header = _header(metadata, len(names))
     position = 0
     for name in names:
@@ -146,14 +157,14 @@ def write(
         sizes = struct.pack(f"<{len(shape)}Q", *reversed(shape))
         header += _text(name) + rank + sizes
         header += struct.pack("<IQ", _NUMBERS[kind], position)
-        position += _aligned(data.nbytes)
+        position += _aligned(data.nbytes, alignment)
     with path.open("xb") as file:
         file.write(header)
-        file.write(bytes(_aligned(len(header)) - len(header)))
+        file.write(bytes(_aligned(len(header), alignment) - len(header)))
         for name in names:
             data = encode(name, read(name)).data
             file.write(as_bytes(data))
-            file.write(bytes(_aligned(data.nbytes) - data.nbytes))
+            file.write(bytes(_aligned(data.nbytes, alignment) - data.nbytes))
 
 
 def _header(metadata: Mapping[str, Any], count: int) -> bytes:
@@ -161,8 +172,17 @@ def _header(metadata: Mapping[str, Any], count: int) -> bytes:
     return gguf.MAGIC + struct.pack("<IQQ", 3, count, len(pairs)) + b"".join(pairs)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // gguf.ALIGNMENT) * gguf.ALIGNMENT
+def _checked_alignment(value: Any) -> int:
+    if isinstance(value, int | np.integer) and value in _ALIGNMENTS:
+        return int(value)
+    raise CheckpointError(
+        f"metadata: {_ALIGNMENT} has to be a power of two from {_ALIGNMENTS[0]} to "
+        f"{_ALIGNMENTS[-1]}, got {str(value)[:80]}; leave it out for {gguf.ALIGNMENT}"
+    )
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 def _text(text: str) -> bytes:

@@ -189,6 +189,36 @@ def test_paths_and_metadata(tmp_path):
         )
 
 
+@pytest.mark.parametrize("alignment", [8, np.uint32(16), np.int64(32), 4096])
+def test_the_alignment_that_metadata_asks_for(alignment, tmp_path):
+    """Tensors whose bytes fill no multiple of it."""
+    arrays = {name: np.arange(n, dtype=np.float32) for n, name in ((3, "a"), (5, "b"))}
+    weights = {"w": INT4, **arrays, "v": INT8}
+    path = tmp_path / "a.gguf"
+    key = "general.alignment"
+    checkpoint.save_quantized(path, weights, format="gguf", metadata={key: alignment})
+    loaded = checkpoint.load_quantized(path)
+    assert loaded.metadata[key] == alignment
+    for name, one in weights.items():
+        got = loaded[name]
+        pair = [x.dequant() if isinstance(x, QTensor) else x for x in (got, one)]
+        np.testing.assert_array_equal(*pair)
+    starts = [entry.start for entry in gguf.open_file(path).entries.values()]
+    assert not any(start % alignment for start in starts)
+
+
+@pytest.mark.parametrize("value", [0, 4, 24, -8, 1 << 17, True, 32.0, "32", [32]])
+def test_alignments_that_are_none(value, tmp_path):
+    refuses(
+        "metadata: general.alignment has to be a power of two from 8 to 65536",
+        functools.partial(checkpoint.save_quantized, format="gguf"),
+        tmp_path / "a.gguf",
+        {"w": INT4},
+        metadata={"general.alignment": value},
+    )
+    assert not list(tmp_path.iterdir())
+
+
 class _Meanwhile(dict):
     """A weight that starts something else when it is read again, to be written."""
 
