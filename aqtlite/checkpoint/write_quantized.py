@@ -1,12 +1,13 @@
 """Quantized checkpoints in the formats of other libraries, written."""
 
+import collections
 import contextlib
 import functools
 import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,8 +17,9 @@ from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import local_path
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
-from aqtlite.checkpoint.names import name_of
+from aqtlite.checkpoint.names import name_of, steps_of
 from aqtlite.checkpoint.quantized_formats import (
+    parts,
     write_compressed_tensors,
     write_gguf,
     write_gptq,
@@ -170,6 +172,7 @@ def _write_folder(
             arrays += _lazy(weights, name, module, spread, pieces)
         else:
             info = ArrayInfo(np.shape(weight), np.asarray(weight).dtype)
+            _check_no_part(name, info, weights, format_)
             arrays.append(LazyArray(_name(name), info, _reader(weights, name)))
             if module != name and len(info.shape) >= 2:
                 in_float.append(module)
@@ -179,11 +182,36 @@ def _write_folder(
         quantization = _common(schemes).config(in_float)
     else:
         quantization = write_compressed_tensors.config(schemes, in_float)
+    _check_names(arrays, schemes, format_)
     SafetensorsWriter().check({array.name: array.info for array in arrays})
     path.mkdir()
     SafetensorsWriter().write(path / "model.safetensors", arrays, str)
     config = {**metadata, "quantization_config": quantization}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _check_no_part(name: str, info: ArrayInfo, weights: _Weights, format_: str) -> None:
+    """Refuses an array that a reader takes for a part of a quantized weight."""
+    if parts.is_part(name, info, weights, has_config=True):
+        raise CheckpointError(
+            f"{name}, {info}, would be read as a part of a quantized weight, by its "
+            f"name or dtype ({format_}): rename it, leave it out, or make it float32"
+        )
+
+
+def _check_names(
+    arrays: Sequence[LazyArray], modules: Collection[str], format_: str
+) -> None:
+    """Refuses an array that has the name of a tensor of a quantized weight."""
+    counts = collections.Counter(array.name for array in arrays)
+    for name, count in counts.items():
+        if count > 1:
+            key = ".".join(steps_of(name))
+            module = next(one for one in modules if key.startswith(f"{one}."))
+            raise CheckpointError(
+                f"{key} is an array, and {format_} stores a part of {module}.weight, "
+                "which is quantized, under this name: rename one of the two"
+            )
 
 
 def _own(weights: _Weights, name: str) -> Any:

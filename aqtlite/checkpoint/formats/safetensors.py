@@ -223,7 +223,12 @@ def _header(arrays: Sequence[LazyArray], manifest: str) -> bytes:
     position = 0
     for array in arrays:
         stop = position + array.info.nbytes
-        entries[_key(array.name)] = {
+        key = _key(array.name)
+        if key in entries:
+            raise CheckpointError(
+                f"two arrays are named {array.name}, {array.info}: rename one of them"
+            )
+        entries[key] = {
             "dtype": _NAMES[array.info.dtype],
             "shape": array.info.shape,
             "data_offsets": [position, stop],

@@ -9,7 +9,7 @@ import pytest
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
-from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 from aqtlite.checkpoint.formats import open_reader, writer_for
 from tests.checkpoint.formats.test_formats import ARRAYS, write
 from tests.checkpoint.support import refuses
@@ -45,6 +45,14 @@ def test_float8(dtype, tmp_path):
         np.testing.assert_array_equal(reader.read(name), wanted)
     part = reader.slices("x")[slice(1, 3), slice(2, None)]
     np.testing.assert_array_equal(part, values[1:3, 2:])
+
+
+def test_two_arrays_of_one_name(tmp_path):
+    """A file with the bytes of both, and an entry of one, could not be read."""
+    path = tmp_path / "x.safetensors"
+    one = LazyArray("a/b", ArrayInfo((3,), np.dtype("float32")), lambda: np.ones(3))
+    refuses("two arrays are named a/b", writer_for(path).write, path, [one, one], str)
+    assert not path.exists()
 
 
 def test_other_dtypes_that_numpy_lacks(tmp_path):

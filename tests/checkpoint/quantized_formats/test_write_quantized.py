@@ -189,6 +189,40 @@ def test_paths_and_metadata(tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ("format_", "name", "message"),
+    [
+        (
+            "gptq",
+            "a.scales",
+            "a.scales is an array, and gptq stores a part of a.weight",
+        ),
+        ("gptq", "a.qweight", "a.qweight, float32.2, 32., would be read as a part"),
+        ("gptq", "a.g_idx", "a.g_idx, .* as a part of a quantized weight"),
+        ("gptq", "b.qzeros", "b.qzeros, .* as a part of a quantized weight"),
+        ("compressed-tensors", "a.weight_scale", "a.weight_scale, .* as a part"),
+        ("compressed-tensors", "a.weight_packed", "a.weight_packed, .* as a part"),
+        ("compressed-tensors", "b.weight_g_idx", "b.weight_g_idx, .* as a part"),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_names_that_are_taken(format_, name, message, is_first, tmp_path):
+    """Files with two tensors of one name, or a part too many, could not be read."""
+    pairs = [("a.weight", INT4), (name, np.ones((2, 32), np.float32))]
+    weights = dict(pairs[::-1] if is_first else pairs)
+    save = checkpoint.save_quantized
+    refuses(message, save, tmp_path / "out", weights, format=format_)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, "float8_e4m3fn"])
+def test_codes_that_have_no_scale(dtype, tmp_path):
+    weights = {"a.weight": INT4, "b.experts": np.ones((2, 32), jnp.dtype(dtype))}
+    message = "b.experts, .*, would be read as a part .* or make it float32"
+    save = functools.partial(checkpoint.save_quantized, format="gptq")
+    refuses(message, save, tmp_path / "out", weights)
+
+
 @pytest.mark.parametrize("alignment", [8, np.uint32(16), np.int64(32), 4096])
 def test_the_alignment_that_metadata_asks_for(alignment, tmp_path):
     """Tensors whose bytes fill no multiple of it."""
