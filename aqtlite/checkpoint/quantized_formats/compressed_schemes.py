@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.quantized_formats import base, fp8
+from aqtlite.checkpoint.quantized_formats import base, compressed_packing, fp8
 from aqtlite.checkpoint.quantized_formats.settings import Settings
 
 _FORMATS = (
@@ -37,6 +37,9 @@ class Scheme:
 
     targets: tuple[str, ...]
 
+    is_dense: bool | None
+    """How integers are packed (`compressed_packing`), by the version; None without."""
+
     def names(self, module: str) -> bool:
         """Whether a target is this module's own path, or matches it."""
         return any(_matches(one, module) for one in self.targets)
@@ -53,16 +56,19 @@ def schemes_of(settings: Settings) -> list[Scheme]:
     if groups is None or not groups.values:
         raise settings.wrong("config_groups", "an object with a group or more")
     outer = settings.values.get("format")
+    is_dense = compressed_packing.is_dense(settings.values.get("version"))
     schemes = []
     for key in groups.values:
         group = groups.inner(key)
         weights = None if group is None else group.inner("weights")
         if group is not None and weights is not None:
-            schemes.append(_scheme(group, weights, outer))
+            schemes.append(_scheme(group, weights, outer, is_dense))
     return schemes
 
 
-def _scheme(group: Settings, weights: Settings, outer: object) -> Scheme:
+def _scheme(
+    group: Settings, weights: Settings, outer: object, is_dense: bool | None
+) -> Scheme:
     inner = group.values.get("format")
     found = Settings({"format": outer if inner is None else inner}, group.where)
     format_ = found.one_of("format", _FORMATS)
@@ -76,6 +82,7 @@ def _scheme(group: Settings, weights: Settings, outer: object) -> Scheme:
         is_symmetric=weights.flag("symmetric", default=True),
         has_g_idx=weights.values.get("actorder") in _WITH_G_IDX,
         targets=group.strings("targets"),
+        is_dense=is_dense,
     )
 
 

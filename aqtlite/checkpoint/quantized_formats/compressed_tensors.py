@@ -11,6 +11,11 @@ import numpy as np
 
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.quantized_formats import base, bits, fp8
+from aqtlite.checkpoint.quantized_formats.compressed_packing import (
+    Packing,
+    fitting,
+    packing_of,
+)
 from aqtlite.checkpoint.quantized_formats.compressed_schemes import (
     Scheme,
     is_ignored,
@@ -117,9 +122,9 @@ def _plan_packed(tensors: base.Tensors, module: str, scheme: Scheme) -> base.Wei
         raise CheckpointError(f"{name}: {scheme.bits} bits are not packed in words")
     packed = base.require(tensors, name, [base.INT32])
     shape = _stored_shape(tensors, module, packed.shape)
-    dense = bits.words_of(shape[-1], scheme.bits)
-    padded = base.blocks(shape[-1], 32 // scheme.bits)
-    if packed.shape[:-1] != shape[:-1] or packed.shape[-1] not in (dense, padded):
+    counts = [(shape[-1], packed.shape[-1])]
+    packings = fitting(scheme.bits, counts)
+    if packed.shape[:-1] != shape[:-1] or not packings:
         raise CheckpointError(
             f"{name} is {packed}, into which {scheme.bits} bits of a weight of shape "
             f"{list(shape)} are not packed"
@@ -134,23 +139,27 @@ def _plan_packed(tensors: base.Tensors, module: str, scheme: Scheme) -> base.Wei
                 "not for a whole tensor (strategy 'tensor' with symmetric false)"
             )
         *leading, rows, columns = scales[0]
-        words = (*leading, bits.words_of(rows, scheme.bits), columns)
+        words = [
+            (*leading, packing.words(rows, scheme.bits), columns)
+            for packing in packings
+        ]
         zero = f"{module}.weight_zero_point"
         used.append(zero)
-        base.require(tensors, zero, [base.INT32], [words])
+        info = base.require(tensors, zero, [base.INT32], words)
+        counts.append((rows, info.shape[-2]))
     if f"{module}.weight_g_idx" in tensors.infos:
         used.append(f"{module}.weight_g_idx")
         base.require(tensors, used[-1], [base.INT32], [shape[-1:]])
     elif scheme.has_g_idx:
         raise CheckpointError(f"{module} has no weight_g_idx, which actorder asks for")
-    unpack = bits.from_words if packed.shape[-1] == dense else bits.from_padded_words
+    packing = packing_of(name, scheme.bits, counts, scheme.is_dense)
     zeros = "" if scheme.is_symmetric else ", zero points"
     return base.weight(
         tensors,
         used,
         shape,
         f"int{scheme.bits}, {_text(scheme, shape)}{zeros}",
-        functools.partial(_read_packed, tensors, module, scheme, shape, unpack),
+        functools.partial(_read_packed, tensors, module, scheme, shape, packing),
     )
 
 
@@ -174,17 +183,17 @@ def _read_packed(
     module: str,
     scheme: Scheme,
     shape: tuple[int, ...],
-    unpack: bits.Unpack,
+    packing: Packing,
 ) -> QTensor:
     words = tensors.read(f"{module}.weight_packed")
-    values = _centred(unpack(words, scheme.bits, shape[-1]), scheme.bits)
+    values = _centred(packing.unpack(words, scheme.bits, shape[-1]), scheme.bits)
     scale_name = f"{module}.weight_scale"
     stored = base.checked_scale(scale_name, tensors.read(scale_name))
     zero = None
     if not scheme.is_symmetric:
         packed = np.swapaxes(tensors.read(f"{module}.weight_zero_point"), -1, -2)
         rows = stored.shape[-2]
-        codes = bits.from_words(np.ascontiguousarray(packed), scheme.bits, rows)
+        codes = packing.unpack(np.ascontiguousarray(packed), scheme.bits, rows)
         zero = np.swapaxes(_centred(codes, scheme.bits), -1, -2)
     if f"{module}.weight_g_idx" in tensors.infos:
         index = tensors.read(f"{module}.weight_g_idx")

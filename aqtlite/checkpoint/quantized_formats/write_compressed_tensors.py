@@ -11,6 +11,8 @@ from aqtlite.checkpoint.quantized_formats import bits, fp8, writing
 from aqtlite.qtensor.qtensor import QTensor
 
 _MX_BLOCK = 32
+_VERSION = "0.18.0"
+"""The first version of the package that packs integers as they are packed here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,7 @@ def config(schemes: Mapping[str, Scheme], in_float: Sequence[str]) -> Mapping[st
     formats = {scheme.format for scheme in distinct}
     return {
         "quant_method": "compressed-tensors",
+        "version": _VERSION,
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,

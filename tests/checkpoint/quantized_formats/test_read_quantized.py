@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from aqtlite import checkpoint
+import aqtlite
+from aqtlite import checkpoint, config
 from aqtlite.checkpoint.quantized_formats import bits
+from aqtlite.numerics import IntSymmetric
 from tests.checkpoint.quantized_formats import edited
 from tests.checkpoint.quantized_formats.edited import LAYER
+from tests.checkpoint.support import refuses
 
 pytestmark = pytest.mark.code("quick")
 
@@ -104,18 +107,106 @@ def test_streams_of_bits(width):
         assert number == wanted
 
 
+def padded(codes, width):
+    """Codes as versions before 0.18 packed them: 32 // width in each word."""
+    each = 32 // width
+    *leading, count = codes.shape
+    missing = [(0, 0)] * len(leading) + [(0, -count % each)]
+    rows = np.pad(codes.astype(np.uint32), missing).reshape(*leading, -1, each)
+    return (rows << (width * np.arange(each, dtype=np.uint32))).sum(-1).astype("<u4")
+
+
+def of_package(case):
+    """The tensors of a file of the package by their parts, and its config."""
+    tensors = edited.tensors_of(case)
+    words, zeros = (
+        None
+        if name not in tensors
+        else np.frombuffer(tensors[name][2], "<i4").reshape(tensors[name][1])
+        for name in (f"{LAYER}.weight_packed", f"{LAYER}.weight_zero_point")
+    )
+    return tensors, words, zeros, edited.config_of(case)
+
+
 def test_words_that_older_versions_padded(tmp_path):
-    """32 // bits codes in each word, with the rest unused."""
-    tensors = edited.tensors_of("compressed_w6_channel")
-    name = f"{LAYER}.weight_packed"
-    _, (rows, words), data = tensors[name]
-    stream = np.frombuffer(data, "<i4").reshape(rows, words)
-    codes = bits.from_words(stream, 6, 41).astype(np.uint32)
-    padded = np.pad(codes, [(0, 0), (0, 4)]).reshape(rows, 9, 5)
-    old = (padded << (6 * np.arange(5, dtype=np.uint32))).sum(-1).astype("<u4")
-    tensors[name] = "I32", [rows, 9], old.tobytes()
-    config_ = edited.config_of("compressed_w6_channel")
+    tensors, words, _, config_ = of_package("compressed_w6_channel")
+    old = padded(bits.from_words(words, 6, 41), 6)
+    tensors[f"{LAYER}.weight_packed"] = "I32", list(old.shape), old.tobytes()
     loaded = checkpoint.load_quantized(edited.write(tmp_path / "x", tensors, config_))
     wanted = checkpoint.load_quantized(edited.OTHERS / "compressed_w6_channel")
     got, new = (one[f"{LAYER}.weight"] for one in (loaded, wanted))
     np.testing.assert_array_equal(np.asarray(got.qvalue), np.asarray(new.qvalue))
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_zero_points_that_older_versions_padded(times, tmp_path):
+    """Zero points are packed along the outputs, and as their weight is.
+
+    Of 20 outputs, both layouts have two words.
+    """
+    tensors, words, zeros, config_ = of_package("compressed_w3_affine")
+    rows, columns = np.frombuffer(tensors[f"{LAYER}.weight_shape"][2], "<i8").tolist()
+    codes = bits.from_words(words, 3, columns)
+    of_zeros = bits.from_words(np.ascontiguousarray(zeros.T), 3, rows)
+    wanted = checkpoint.load_quantized(edited.OTHERS / "compressed_w3_affine")
+
+    def put(part, dtype, x):
+        tensors[f"{LAYER}.{part}"] = dtype, list(x.shape), x.tobytes()
+
+    put("weight_shape", "I64", np.array([times * rows, columns]))
+    put("weight_packed", "I32", padded(np.tile(codes, (times, 1)), 3))
+    old = padded(np.tile(of_zeros, (1, times)), 3).T
+    put("weight_zero_point", "I32", np.ascontiguousarray(old))
+    dtype, shape, data = tensors[f"{LAYER}.weight_scale"]
+    tensors[f"{LAYER}.weight_scale"] = dtype, [times * rows, shape[1]], data * times
+    loaded = checkpoint.load_quantized(edited.write(tmp_path / "x", tensors, config_))
+    got = loaded[f"{LAYER}.weight"].dequant()
+    whole = np.tile(wanted[f"{LAYER}.weight"].dequant(), (times, 1))
+    np.testing.assert_array_equal(got, whole)
+
+
+CODES = np.random.default_rng(0).integers(0, 8, (4, 20), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "is_read"),
+    [
+        ("0.17.1", padded(CODES, 3), True),
+        ("0.9.4.a20250101", padded(CODES, 3), True),
+        ("0.18.0", bits.to_words(CODES, 3), True),
+        ("1.0", bits.to_words(CODES, 3), True),
+        (None, bits.to_words(CODES, 3), False),
+        ("new", padded(CODES, 3), False),
+    ],
+)
+def test_words_that_fit_both_ways(version, words, is_read, tmp_path):
+    """20 codes of 3 bits are 2 words in either layout: the version decides."""
+    config_ = edited.config_of("compressed_w3_affine")
+    quantization = config_[1]["quantization_config"]
+    quantization["version"] = version
+    given = quantization["config_groups"]["group_0"]["weights"]
+    given |= {"symmetric": True, "strategy": "channel", "group_size": None}
+    scale = np.ones((4, 1), np.float32)
+    shape = np.array(CODES.shape)
+    tensors = {
+        f"{LAYER}.weight_packed": ("I32", [4, 2], words.tobytes()),
+        f"{LAYER}.weight_scale": ("F32", [4, 1], scale.tobytes()),
+        f"{LAYER}.weight_shape": ("I64", [2], shape.tobytes()),
+    }
+    path = edited.write(tmp_path / "x", tensors, config_)
+    if is_read:
+        got = checkpoint.load_quantized(path)[f"{LAYER}.weight"].dequant()
+        np.testing.assert_array_equal(got, CODES.astype(np.float32) - 4)
+        return
+    message = "20 codes of 3 bits are 2 words in both layouts .* has no version"
+    refuses(message, checkpoint.load_quantized, path)
+
+
+def test_files_written_here_say_how_they_are_packed(tmp_path):
+    q = aqtlite.quantize(
+        CODES.astype(np.float32), config.Tensor(numerics=IntSymmetric(bits=3)), axes=1
+    )
+    path = tmp_path / "x"
+    checkpoint.save_quantized(path, {"a.weight": q}, format="compressed-tensors")
+    got = checkpoint.load_quantized(path)["a.weight"]
+    np.testing.assert_array_equal(got.dequant(), q.dequant())
