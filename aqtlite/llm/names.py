@@ -40,8 +40,12 @@ _GEMMA3_NORMS = {
     "post_feedforward_layernorm": "mlp_post_norm",
 }
 
-_UNUSED = ("input_scale", "input_global_scale", "k_scale", "v_scale", "q_scale")
-"""Scales of activations that quantized checkpoints hold."""
+_UNUSED = (
+    *("input_scale", "input_global_scale", "input_zero_point", "activation_scale"),
+    *("output_scale", "q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"),
+)
+"""Scales and zero points of activations and caches that quantized checkpoints hold, of
+a layer or of attention."""
 
 _GGUF = {
     "token_embd.weight": "tokens/weight",
@@ -105,11 +109,15 @@ def of_hugging_face(
         *_split(f"{_HF}.mlp.gate_up_proj", f"{_OUR}/mlp", gate_up),
         _head("lm_head.weight", cfg),
         Move(sources="model.layers.{i}.self_attn.rotary_emb.inv_freq", targets=()),
-        *(
-            Move(sources=f"{_HF}.{{block}}.{{layer}}.{name}", targets=())
-            for name in _UNUSED
-        ),
+        *_unused(_HF),
     )
+
+
+def _unused(layer: str) -> Iterator[Move]:
+    """Leaves out what is of activations, in a layer of this name."""
+    for name in _UNUSED:
+        for place in ("{block}", "{block}.{layer}"):
+            yield Move(sources=f"{layer}.{place}.{name}", targets=())
 
 
 def of_gguf(cfg: DecoderConfig) -> tuple[Move, ...]:
@@ -156,6 +164,7 @@ def _gpt2(cfg: DecoderConfig, quantized: Collection[str]) -> tuple[Move, ...]:
     # Masks that old files hold.
     moves.append(Move(sources="h.{i}.attn.bias", targets=()))
     moves.append(Move(sources="h.{i}.attn.masked_bias", targets=()))
+    moves += _unused("h.{i}")
     return tuple(moves)
 
 

@@ -172,6 +172,36 @@ def test_quantized_matrices_of_gpt2_are_the_other_way_round(tmp_path):
         llm.load(tmp_path / "mixed")
 
 
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        (
+            "llama",
+            (
+                *("model.layers.0.self_attn.k_scale", "model.layers.1.mlp.x.k_scale"),
+                *(f"model.layers.0.self_attn.{one}_zero_point" for one in "kv"),
+                "model.layers.0.self_attn.k_proj.output_scale",
+                "model.layers.1.mlp.up_proj.activation_scale",
+                "model.layers.1.mlp.up_proj.input_zero_point",
+            ),
+        ),
+        (
+            "gpt2",
+            ("transformer.h.0.attn.v_scale", "transformer.h.1.mlp.c_fc.input_scale"),
+        ),
+    ],
+)
+def test_scales_of_activations_are_left_out(family, names, tmp_path):
+    folder = tmp_path / "scaled"
+    shutil.copytree(FOLDER / family, folder)
+    arrays = load_file(folder / "model.safetensors")
+    arrays |= {name: np.ones(1, np.float32) for name in names}
+    save_file(arrays, folder / "model.safetensors")
+    tokens, wanted = reference(family)
+    got = logits_of(llm.load(folder).decoder, jnp.asarray(tokens))
+    check_close(got, wanted)
+
+
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight"])
 def test_weights_that_are_no_numbers_are_refused(name, value, tmp_path):
