@@ -71,9 +71,17 @@ def save_quantized(
     if format not in get_args(Format):
         names = ", ".join(get_args(Format))
         raise CheckpointError(f"format={format!r} is not written; {names} are")
+    for name in weights:
+        if not isinstance(name, str) or not _is_unicode(name):
+            raise CheckpointError(f"names of weights are texts in UTF-8, not {name!r}")
     write = _write_gguf if format == "gguf" else _write_folder
     with new_path(path) as unfinished:
         write(unfinished, weights, format, metadata or {})
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no half of a pair of code units."""
+    return text.encode(errors="replace") == text.encode(errors="ignore")
 
 
 @contextlib.contextmanager
@@ -152,6 +160,7 @@ def _write_folder(
     spread: _Spread = write_compressed_tensors.pieces
     if format_ == "gptq":
         spread = write_gptq.pieces
+    _json(metadata)  # Checked before weights are read.
     arrays: list[LazyArray] = []
     schemes: dict[str, Any] = {}
     in_float = []
@@ -187,7 +196,17 @@ def _write_folder(
     path.mkdir()
     SafetensorsWriter().write(path / "model.safetensors", arrays, str)
     config = {**metadata, "quantization_config": quantization}
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (path / "config.json").write_text(_json(config) + "\n")
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(values), indent=2)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"metadata is what config.json has besides, in JSON: {error}; give numbers "
+            "of Python, texts, lists and dicts with texts as keys"
+        ) from error
 
 
 def _check_no_part(name: str, info: ArrayInfo, weights: _Weights, format_: str) -> None:

@@ -121,7 +121,7 @@ def _read_4_bits(tensors: base.Tensors, name: str, state: _State) -> QTensor:
     # Blocks run over the ends of rows; parts of them that stay within a row have equal
     # sizes, and each lies in one block.
     part = math.gcd(state.block, columns)
-    block_of = np.arange(size // part) * part // state.block
+    block_of = np.arange(size // part) * part // min(state.block, size)
     scale = _absmax(tensors, name, state)[block_of]
     scale = scale.reshape(*state.shape[:-1], columns // part)
     return base.on_grid(codes, scale, _grid(tensors, name))
@@ -133,8 +133,9 @@ def _absmax(tensors: base.Tensors, name: str, state: _State) -> np.ndarray:
         return base.checked_scale(f"{name}.absmax", stored)
     values = tensors.read(f"{name}.nested_quant_map")[stored]
     outer = tensors.read(f"{name}.nested_absmax")
-    repeated = outer.repeat(state.nested_block)[: values.size]
-    absmax = values * repeated + np.float32(state.nested_offset)
+    block = min(state.nested_block, values.size)
+    of_each = outer[np.arange(values.size) // block]
+    absmax = values * of_each + np.float32(state.nested_offset)
     return base.checked_scale(f"{name}.nested_absmax", absmax, signed=True)
 
 

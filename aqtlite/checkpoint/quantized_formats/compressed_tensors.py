@@ -189,6 +189,8 @@ def _read_packed(
     values = _centred(packing.unpack(words, scheme.bits, shape[-1]), scheme.bits)
     scale_name = f"{module}.weight_scale"
     stored = base.checked_scale(scale_name, tensors.read(scale_name))
+    if scheme.strategy in ("tensor", "channel"):
+        stored = _spread(stored, scheme, shape)
     zero = None
     if not scheme.is_symmetric:
         packed = np.swapaxes(tensors.read(f"{module}.weight_zero_point"), -1, -2)
@@ -197,12 +199,18 @@ def _read_packed(
         zero = np.swapaxes(_centred(codes, scheme.bits), -1, -2)
     if f"{module}.weight_g_idx" in tensors.infos:
         index = tensors.read(f"{module}.weight_g_idx")
-        in_order = np.arange(shape[-1]) // (scheme.group or shape[-1])
+        group = min(scheme.group or shape[-1], max(shape[-1], 1))
+        in_order = np.arange(shape[-1]) // max(group, 1)
         # -1 everywhere stands for the order of the inputs.
         if not (np.array_equal(index, in_order) or (index == -1).all()):
             if not 0 <= index.min() <= index.max() < stored.shape[-1]:
                 raise CheckpointError(
                     f"{module}.weight_g_idx names groups that are not"
+                )
+            if scheme.strategy == "block":
+                raise CheckpointError(
+                    f"{module}.weight_g_idx orders groups, and the config has scales "
+                    "of blocks (strategy 'block')"
                 )
             taken = stored[..., index], None if zero is None else zero[..., index]
             return base.integers(values, scheme.bits, *taken)

@@ -121,6 +121,13 @@ def _weight_map(index: pathlib.Path) -> Mapping[str, str]:
     return found
 
 
+def _is_file(path: pathlib.Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # No file can have this name.
+        return False
+
+
 def _shards(index: pathlib.Path) -> list[pathlib.Path]:
     files = []
     for name in sorted(set(_weight_map(index).values())):
@@ -129,7 +136,7 @@ def _shards(index: pathlib.Path) -> list[pathlib.Path]:
                 f"{index} names the file {name!r}, outside its folder"
             )
         file = index.parent / name
-        if not file.is_file():
-            raise CheckpointError(f"{index} names {name}, which is missing")
+        if not _is_file(file):
+            raise CheckpointError(f"{index} names {name[:80]}, which is missing")
         files.append(file)
     return files

@@ -46,13 +46,21 @@ class Settings:
     values: Mapping[str, Any]
     where: str
 
-    def integer(self, key: str, least: int, default: int | None = None) -> int:
-        """An integer that is no less than `least`."""
+    def integer(
+        self,
+        key: str,
+        least: int,
+        default: int | None = None,
+        most: int | None = None,
+    ) -> int:
+        """An integer that is no less than `least`, and no more than `most`."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(key, f"an integer of at least {least}")
+        if most is not None and value > most:
+            raise self.wrong(key, f"an integer from {least} to {most}")
         return value
 
     def one_of(self, key: str, options: Sequence[Any], default: Any = None) -> Any:

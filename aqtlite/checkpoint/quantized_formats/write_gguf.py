@@ -185,8 +185,13 @@ def _aligned(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def _text(text: str) -> bytes:
-    data = text.encode()
+def _text(text: Any) -> bytes:
+    try:
+        data = text.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise CheckpointError(
+            f"GGUF has names and texts in UTF-8, not {text!r:.80}"
+        ) from error
     return struct.pack("<Q", len(data)) + data
 
 

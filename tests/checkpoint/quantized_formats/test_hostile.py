@@ -350,6 +350,11 @@ class TestFolders:
         path = self.folder(tmp_path, {f"{LAYER}.weight": "model.safetensors"})
         refuses("weight_scale_inv is in no file, and it is in", read_all, path)
 
+    @pytest.mark.parametrize("name", ["x" * 5000, "\0", "", ".."])
+    def test_names_that_no_file_has(self, name, tmp_path):
+        path = self.folder(tmp_path, {"a": name})
+        refuses("index.json names .*, which is missing", read_all, path)
+
     def test_no_map(self, tmp_path):
         refuses("weight_map has to be", read_all, self.folder(tmp_path, [1]))
 

@@ -1,5 +1,7 @@
 """The mapping of weights: names, order, what is read and when."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -163,6 +165,88 @@ def test_zero_points_that_older_versions_padded(times, tmp_path):
     got = loaded[f"{LAYER}.weight"].dequant()
     whole = np.tile(wanted[f"{LAYER}.weight"].dequant(), (times, 1))
     np.testing.assert_array_equal(got, whole)
+
+
+def of_channels(shape, **fields):
+    """A file in 4 bits, 0 to 7 in each of 4 rows, with zero points, in groups of 4."""
+    codes = np.tile(np.arange(8, dtype=np.uint8), (4, 1))
+    zeros = bits.to_words(np.full((shape[-1] if len(shape) > 1 else 1, 4), 8, "u1"), 4)
+    scale = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
+    index = np.arange(8, dtype=np.int32)[::-1] // 4
+    arrays = {
+        "weight_packed": ("I32", bits.to_words(codes, 4)),
+        "weight_scale": ("F32", scale),
+        "weight_shape": ("I64", np.array([4, 8])),
+        "weight_zero_point": ("I32", np.ascontiguousarray(zeros.T)),
+        "weight_g_idx": ("I32", np.ascontiguousarray(index)),
+    }
+    if fields.get("symmetric", True):
+        del arrays["weight_zero_point"]
+    tensors = {
+        f"{LAYER}.{part}": (dtype, list(x.shape), x.tobytes())
+        for part, (dtype, x) in arrays.items()
+    }
+    config_ = edited.config_of("compressed_w4")
+    groups = config_[1]["quantization_config"]["config_groups"]
+    groups["group_0"]["weights"] |= {"num_bits": 4, "group_size": None, **fields}
+    return codes.astype(np.float32) - 8, scale, (tensors, config_)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields"),
+    [
+        ((4,), {"strategy": "channel", "symmetric": False}),
+        ((4, 1), {"strategy": "channel", "symmetric": False}),
+        ((4,), {"strategy": "channel"}),
+        ((1,), {"strategy": "tensor"}),
+        ((), {"strategy": "tensor"}),
+    ],
+)
+@pytest.mark.parametrize("has_index", [True, False])
+def test_scales_of_fewer_axes(shape, fields, has_index, tmp_path):
+    """An order of groups says nothing where all inputs of a row share a scale."""
+    wanted, scale, (tensors, config_) = of_channels(shape, **fields)
+    name = f"{LAYER}.weight_g_idx"
+    tensors[name] = "I32", [8], bytes(32)
+    if not has_index:
+        del tensors[name]
+    loaded = checkpoint.load_quantized(edited.write(tmp_path / "x", tensors, config_))
+    got = loaded[f"{LAYER}.weight"].dequant()
+    np.testing.assert_array_equal(got, wanted * scale.reshape(-1, 1))
+
+
+def test_an_order_of_groups(tmp_path):
+    wanted, scale, (tensors, config_) = of_channels(
+        (4, 2), strategy="group", group_size=4
+    )
+    loaded = checkpoint.load_quantized(edited.write(tmp_path / "x", tensors, config_))
+    got = loaded[f"{LAYER}.weight"].dequant()
+    np.testing.assert_array_equal(got, wanted * scale[:, ::-1].repeat(4, 1))
+    wanted, scale, files = of_channels((2, 2), strategy="block", block_structure=[2, 4])
+    loaded = checkpoint.load_quantized(edited.write(tmp_path / "y", *files))
+    refuses("g_idx orders groups, .* blocks", lambda: loaded[f"{LAYER}.weight"])
+    wanted, scale, files = of_channels((4,), strategy="channel")
+    loaded = checkpoint.load_quantized(edited.write(tmp_path / "z", *files))
+    refuses("g_idx names groups that are not", lambda: loaded[f"{LAYER}.weight"])
+
+
+def test_blocks_beyond_the_weight(tmp_path):
+    """They take no memory for what is not there."""
+    tensors, config_ = edited.tensors_of("bnb_nf4_nested"), None
+    (name,) = (name for name in tensors if "quant_state" in name)
+    state = json.loads(tensors[name][2])
+    outer = f"{LAYER}.weight.nested_absmax"
+    first = tensors[outer][2][:4]
+    decoded = []
+    for size in (state["nested_blocksize"], 1 << 33, 1 << 70):
+        count = 2 if size == state["nested_blocksize"] else 1
+        text = json.dumps(state | {"nested_blocksize": size}).encode()
+        tensors[name] = "U8", [len(text)], text
+        tensors[outer] = "F32", [count], first * count
+        folder = edited.write(tmp_path / str(size), tensors, config_)
+        decoded.append(checkpoint.load_quantized(folder)[f"{LAYER}.weight"].dequant())
+    for one in decoded[1:]:
+        np.testing.assert_array_equal(one, decoded[0])
 
 
 CODES = np.random.default_rng(0).integers(0, 8, (4, 20), dtype=np.uint8)

@@ -253,6 +253,28 @@ def test_alignments_that_are_none(value, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("format_", ["gptq", "gguf"])
+@pytest.mark.parametrize("name", [1, "a.\ud800.weight"])
+def test_names_that_are_no_texts(format_, name, tmp_path):
+    save = functools.partial(checkpoint.save_quantized, format=format_)
+    refuses("names of weights are texts", save, tmp_path / "out", {name: INT4})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("pairs", [{1: 2}, {"\ud800": 1}, {"a": "\ud800"}])
+def test_texts_that_gguf_has_not(pairs, tmp_path):
+    save = functools.partial(checkpoint.save_quantized, format="gguf", metadata=pairs)
+    refuses("GGUF has names and texts in UTF-8", save, tmp_path / "a", {"w": INT4})
+
+
+@pytest.mark.parametrize("value", [np.float32(1), np.ones(2), {1, 2}, {(1, 2): 3}])
+def test_metadata_that_is_no_json(value, tmp_path):
+    pairs = {"a": value}
+    save = functools.partial(checkpoint.save_quantized, format="gptq", metadata=pairs)
+    refuses("metadata is what config.json", save, tmp_path / "a", {"w.weight": INT4})
+    assert not list(tmp_path.iterdir())
+
+
 class _Meanwhile(dict):
     """A weight that starts something else when it is read again, to be written."""
 
