@@ -34,7 +34,8 @@ class Rope:
             ValueError: if there is another number of factors than of pairs.
         """
         exponents = np.arange(0, size, 2).astype(np.float32) / np.float32(size)
-        found = np.float32(1) / np.power(np.float32(self.theta), exponents)
+        with np.errstate(all="ignore"):
+            found = np.float32(1) / np.power(np.float32(self.theta), exponents)
         if self.factors is None:
             return found
         if len(self.factors) != len(found):
@@ -42,7 +43,8 @@ class Rope:
                 f"Rope has {len(self.factors)} factors, and a head of {size} channels "
                 f"{len(found)} frequencies"
             )
-        return found / np.asarray(self.factors, np.float32)
+        with np.errstate(all="ignore"):
+            return found / np.asarray(self.factors, np.float32)
 
 
 def linear_factors(factor: float, size: int) -> tuple[float, ...]:
@@ -82,7 +84,8 @@ class DecoderConfig:
 
     Raises:
         ValueError: if a size is below 1, the heads are no multiple of the heads of
-            keys, or there is another number of `windows` than of `ropes`.
+            keys, there is another number of `windows` than of `ropes`, or a rotary
+            embedding has no finite frequency for each pair of channels.
     """
 
     vocabulary: int
@@ -141,6 +144,12 @@ class DecoderConfig:
                 "DecoderConfig.ropes and .windows have an entry for each layer, got "
                 f"{len(self.ropes)} and {len(self.windows)}"
             )
+        for rope in set(self.ropes):
+            if rope and not np.isfinite(rope.frequencies(self.head_size)).all():
+                raise ValueError(
+                    f"a rotary embedding with theta={rope.theta} has frequencies that "
+                    "are NaN or infinite: its factors have to be positive numbers"
+                )
 
     @property
     def layers(self) -> int:

@@ -8,6 +8,11 @@ from aqtlite.checkpoint import CheckpointError
 from aqtlite.checkpoint.quantized_formats.settings import Settings
 from aqtlite.llm.config import DecoderConfig, Rope, linear_factors, llama3_factors
 
+LARGEST = 2**31 - 1
+_LARGEST_HEAD = 1 << 16
+_MOST_LAYERS = 1 << 12
+"""More than any model has, and few enough for a config."""
+
 _ACTIVATIONS = {
     "silu": "silu",
     "gelu": "gelu",
@@ -43,25 +48,25 @@ def _common(
     settings: Settings, *, eps: float = 1e-6, bias: bool = False, kv: int | None = None
 ) -> dict[str, Any]:
     """The fields that Llama and its descendants share."""
-    width = settings.integer("hidden_size", 1)
-    heads = settings.integer("num_attention_heads", 1)
+    width = size_of(settings, "hidden_size")
+    heads = size_of(settings, "num_attention_heads")
     bias = settings.flag("attention_bias", bias)
-    size = settings.integer("head_dim", 1, max(width // heads, 1))
+    head = size_of_heads(settings, "head_dim", width // heads)
     fields = {
-        "vocabulary": settings.integer("vocab_size", 1),
+        "vocabulary": size_of(settings, "vocab_size"),
         "width": width,
         "heads": heads,
-        "kv_heads": settings.integer("num_key_value_heads", 1, kv or heads),
-        "head_size": size,
-        "hidden": settings.integer("intermediate_size", 1),
-        "length": settings.integer("max_position_embeddings", 1, 2048),
+        "kv_heads": size_of(settings, "num_key_value_heads", kv or heads),
+        "head_size": head,
+        "hidden": size_of(settings, "intermediate_size"),
+        "length": size_of(settings, "max_position_embeddings", 2048),
         "eps": number(settings, "rms_norm_eps", eps),
         "activation": _activation(settings, "hidden_act", "silu"),
         "qkv_bias": bias,
         "out_bias": bias,
         "mlp_bias": settings.flag("mlp_bias", default=False),
     }
-    rope = _rope(settings, size, 10_000.0)
+    rope = _rope(settings, head, 10_000.0)
     return {**fields, **_layers(settings, rope)}
 
 
@@ -168,22 +173,22 @@ def _gemma3(settings: Settings) -> dict[str, Any]:
 
 
 def _gpt2(settings: Settings) -> dict[str, Any]:
-    width, heads = settings.integer("n_embd", 1), settings.integer("n_head", 1)
+    width, heads = size_of(settings, "n_embd"), size_of(settings, "n_head")
     for key, only in (
         ("scale_attn_weights", True),
         ("scale_attn_by_inverse_layer_idx", False),
         ("add_cross_attention", False),
     ):
         settings.one_of(key, (only,), only)
-    positions = settings.integer("n_positions", 1, 1024)
-    count = settings.integer("n_layer", 1)
+    positions = size_of(settings, "n_positions", 1024)
+    count = count_of_layers(settings, "n_layer")
     return {
-        "vocabulary": settings.integer("vocab_size", 1),
+        "vocabulary": size_of(settings, "vocab_size"),
         "width": width,
         "heads": heads,
         "kv_heads": heads,
         "head_size": width // heads,
-        "hidden": settings.integer("n_inner", 1, 4 * width),
+        "hidden": size_of(settings, "n_inner", 4 * width),
         "positions": positions,
         "length": positions,
         "norm": "layer",
@@ -212,7 +217,7 @@ _FAMILIES: dict[str, Callable[[Settings], dict[str, Any]]] = {
 
 def _layers(settings: Settings, rope: Rope) -> dict[str, Any]:
     """The fields with an entry for each layer."""
-    count = settings.integer("num_hidden_layers", 1)
+    count = count_of_layers(settings, "num_hidden_layers")
     windows: tuple[int | None, ...] = (None,) * count
     types = settings.strings("layer_types")
     if types:
@@ -236,7 +241,7 @@ def _window(settings: Settings, default: int | None) -> int | None:
         return default
     if settings.values["sliding_window"] is None:
         return None
-    return settings.integer("sliding_window", 1)
+    return size_of(settings, "sliding_window")
 
 
 def _activation(settings: Settings, key: str, default: str) -> str:
@@ -281,6 +286,29 @@ def _rope_of(settings: Settings, size: int, theta: float) -> Rope:
         theta, size, factor=factor, low=low, high=high, length=length
     )
     return Rope(theta=theta, factors=factors)
+
+
+def size_of(settings: Settings, key: str, default: int | None = None) -> int:
+    """A size of an array, which is no more than an int32."""
+    return settings.integer(key, 1, default, LARGEST)
+
+
+def count_of_layers(settings: Settings, key: str) -> int:
+    """The number of layers, of which configs keep some fields each."""
+    return settings.integer(key, 1, most=_MOST_LAYERS)
+
+
+def size_of_heads(settings: Settings, key: str, default: int) -> int:
+    """The channels of a head, each with a frequency.
+
+    Raises:
+        CheckpointError: if a head has too many, given or computed.
+    """
+    default = max(default, 1)
+    found = settings.integer(key, 1, default, _LARGEST_HEAD)
+    if found > _LARGEST_HEAD:
+        raise settings.wrong(key, f"given, or heads are {default} channels wide")
+    return found
 
 
 def number(settings: Settings, key: str, default: float | None) -> float:

@@ -13,12 +13,10 @@ from aqtlite.checkpoint.quantized_formats.settings import Settings
 from aqtlite.llm import hugging_face
 from tests.llm.support import (
     FOLDER,
-    as_gguf_of_llama,
     gguf_names,
     gguf_pairs,
     loaded,
     metadata,
-    quantized_weights,
 )
 
 pytestmark = pytest.mark.code("quick")
@@ -143,14 +141,19 @@ def test_gguf_files_hold_the_same_decoder(family, tmp_path):
     assert cfg == wanted.cfg
 
 
-def config_of_gguf(folder, **pairs):
-    """The config of a Llama with further key-value pairs."""
-    cfg, _ = llm.moves_of(FOLDER / "llama")
-    weights = as_gguf_of_llama(quantized_weights("llama", lambda name: False), {})
+def config_of_gguf(folder, family="llama", more=None, **pairs):
+    """The config of a model with further tensors and key-value pairs."""
+    cfg, _ = llm.moves_of(FOLDER / family)
+    names = gguf_names(family)
+    weights = {
+        names[name]: np.asarray(x, np.float32)
+        for name, x in checkpoint.load_quantized(FOLDER / family).items()
+    }
+    weights |= more or {}
     path = folder / "model.gguf"
     path.unlink(missing_ok=True)
-    given = {f"llama.{key}": value for key, value in pairs.items()}
-    given = {**gguf_pairs("llama", cfg), **given}
+    given = {f"{family}.{key}": value for key, value in pairs.items()}
+    given = {**gguf_pairs(family, cfg), **given}
     checkpoint.save_quantized(path, weights, format="gguf", metadata=given)
     return llm.moves_of(path)[0]
 
@@ -170,6 +173,122 @@ def config_of_gguf(folder, **pairs):
 def test_positions_that_a_gguf_file_stretches(pairs, factor, tmp_path):
     (factors,) = {one.factors for one in config_of_gguf(tmp_path, **pairs).ropes}
     assert factors is None if factor is None else set(factors) == {factor}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ({"final_logit_softcapping": np.float32(30)}, "has to be 0: the models"),
+        ({"attn_logit_softcapping": np.float32(50)}, "has to be 0: the models"),
+        ({"logit_scale": np.float32(0.5)}, "logit_scale has to be 1"),
+        ({"use_parallel_residual": True}, "use_parallel_residual has to be False"),
+        ({"expert_count": np.uint32(8)}, "expert_count has to be 0"),
+        ({"expert_count": np.array([0, 8], np.uint32)}, "expert_count has to be 0"),
+        ({"attention.causal": False}, "attention.causal has to be True"),
+        ({"attention.clamp_kqv": np.float32(8)}, "clamp_kqv has to be 0"),
+        ({"attention.scale": np.float32(0.5)}, "attention.scale has to be 0.35"),
+        ({"attention.scale": "x"}, "attention.scale has to be 0.35"),
+        ({"attention.key_length_swa": np.uint32(5)}, "length_swa has to be one of 8"),
+        ({"attention.sliding_window_pattern": np.uint32(2)}, "are of gemma3 alone"),
+        (
+            {"rope.scaling.factor": np.ones(4, np.float32)},
+            "factor has to be a positive",
+        ),
+        (
+            {"block_count": np.uint32(2**32 - 1)},
+            "block_count has to be an integer from",
+        ),
+        ({"attention.key_length": np.uint64(2**63)}, "key_length has to be an integer"),
+        ({"feed_forward_length": np.uint64(2**63)}, "forward_length has to be an int"),
+        ({"attention.sliding_window": np.uint64(2**63)}, "window has to be an integer"),
+    ],
+    ids=lambda one: "" if isinstance(one, str) else next(iter(one)),
+)
+def test_keys_of_gguf_files_that_change_the_computation(pairs, message, tmp_path):
+    """What a decoder has not is refused, with a line that names the key."""
+    with pytest.raises(CheckpointError, match=message) as raised:
+        config_of_gguf(tmp_path, **pairs)
+    assert "\n" not in str(raised.value)
+
+
+def test_keys_of_gguf_files_that_say_nothing_new(tmp_path):
+    pairs = {
+        "final_logit_softcapping": np.float32(0),
+        "logit_scale": np.float32(1),
+        "expert_count": np.uint32(0),
+        "attention.causal": True,
+        "attention.scale": np.float32(8**-0.5),
+        "use_parallel_residual": False,
+    }
+    assert config_of_gguf(tmp_path, **pairs) == config_of_gguf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "windows"),
+    [
+        (np.uint32(2), (4, None, 4)),
+        (np.uint32(1), (None, None, None)),
+        (np.uint32(0), (4, 4, 4)),
+        (np.array([False, True, False]), (None, 4, None)),
+    ],
+)
+def test_layers_of_gemma3_in_gguf_files(value, windows, tmp_path):
+    key = "attention.sliding_window_pattern"
+    found = config_of_gguf(tmp_path, "gemma3", **{key: value})
+    assert found.windows == windows
+    local = [window is not None for window in windows]
+    assert [rope.theta == 1e4 for rope in found.ropes] == local
+
+
+@pytest.mark.parametrize("value", [-1, 2.5, "x", np.ones(2, bool), np.arange(3)])
+def test_patterns_that_are_none(value, tmp_path):
+    key = "attention.sliding_window_pattern"
+    with pytest.raises(CheckpointError, match=f"{key} has to be (3 bools|an integer)"):
+        config_of_gguf(tmp_path, "gemma3", **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ([1, np.nan, 1, 1], "NaN, infinite or not positive"),
+        ([1, 0, 1, 1], "NaN, infinite or not positive"),
+        ([1, 1, 1, -1], "NaN, infinite or not positive"),
+        ([1, 1, 1], "is f32.3., and heads have 4 frequencies"),
+        ([[1, 1, 1, 1]], "is f32.1, 4., and heads have 4 frequencies"),
+        ([1e-45, 1, 1, 1], "frequencies that are NaN or infinite"),
+    ],
+)
+def test_factors_of_frequencies(factors, message, tmp_path):
+    more = {"rope_freqs.weight": np.array(factors, np.float32)}
+    with pytest.raises(CheckpointError, match=message) as raised:
+        config_of_gguf(tmp_path, more=more)
+    assert str(raised.value).count("model.gguf") == 1
+
+
+@pytest.mark.parametrize("value", [2**40, 2**70])
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("llama", "num_hidden_layers"),
+        ("llama", "head_dim"),
+        ("llama", "hidden_size"),
+        ("llama", "intermediate_size"),
+        ("mistral", "sliding_window"),
+        ("gpt2", "n_layer"),
+        ("gpt2", "n_inner"),
+    ],
+)
+def test_sizes_that_no_model_has(family, key, value):
+    values = {**metadata(family), key: value}
+    with pytest.raises(CheckpointError, match=f"{key} has to be an integer from 1 to"):
+        config_of(values)
+
+
+def test_heads_that_are_computed():
+    values = {k: v for k, v in metadata("llama").items() if k != "head_dim"}
+    values |= {"hidden_size": 2**31 - 1, "num_attention_heads": 1}
+    with pytest.raises(CheckpointError, match="head_dim has to be given, or heads are"):
+        config_of(values)
 
 
 def test_windows_of_gguf_files(tmp_path):

@@ -101,5 +101,5 @@ class Settings:
 
     def wrong(self, key: str, wanted: str) -> CheckpointError:
         """The error for a value that is not what the format asks for."""
-        text = repr(self.values.get(key))[:80]
+        text = " ".join(repr(self.values.get(key)).split())[:80]
         return CheckpointError(f"{self.where}: {key} has to be {wanted}, got {text}")
