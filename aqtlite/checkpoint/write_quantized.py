@@ -61,7 +61,8 @@ def save_quantized(
             transposed (`QTensor.T`). A lazy mapping is read twice, one at a time.
         format: the format.
         metadata: ``config.json`` of the model without its quantization, or the
-            key-value pairs of GGUF, of which llama.cpp needs ``general.architecture``.
+            key-value pairs of GGUF, of which llama.cpp needs ``general.architecture``;
+            fractions of Python become float32, which it reads, and NumPy's stay.
 
     Raises:
         CheckpointError: if the path exists, or a weight does not fit the format, or has

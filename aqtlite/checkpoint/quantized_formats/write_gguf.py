@@ -204,7 +204,7 @@ def _value(key: str, value: Any) -> bytes:
     if isinstance(value, list | tuple) and all(isinstance(x, str) for x in value):
         head = struct.pack("<IIQ", gguf.ARRAY, gguf.STRING, len(value))
         return head + b"".join(map(_text, value))
-    array = _numbers(value)
+    array = _numbers(key, value)
     if array is None or array.dtype not in _KINDS or array.ndim > 1:
         raise CheckpointError(f"GGUF has no value such as {key}={str(value)[:80]}")
     kind = _KINDS[array.dtype]
@@ -215,17 +215,35 @@ def _value(key: str, value: Any) -> bytes:
     return head + array.tobytes()
 
 
-def _numbers(value: Any) -> np.ndarray | None:
+def _numbers(key: str, value: Any) -> np.ndarray | None:
     """An array of a number or of numbers: of Python's, uint32, int64 and float32."""
     try:
         array = np.asarray(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return array
+        given = np.asarray(value, object)
+        if array.dtype == np.float64 and all(type(x) is int for x in given.flat):
+            array = given.astype(np.uint64)  # Some are no int64.
     except (ValueError, OverflowError):
         return None
-    if isinstance(value, np.ndarray | np.generic):
-        return array
     if array.dtype == np.float64:
-        return array.astype(np.float32)
+        return _float32(key, array, given)
     if array.dtype == np.int64 and array.size:
         is_uint32 = 0 <= array.min() <= array.max() < 2**32
         return array.astype(np.uint32) if is_uint32 else array
     return array
+
+
+def _float32(key: str, array: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Fractions are rounded, as llama.cpp reads them; nothing else is changed."""
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
+    for old, new in zip(given.flat, narrow.flat, strict=True):
+        is_whole = isinstance(old, int) or old.is_integer()
+        is_lost = np.isinf(new) != np.isinf(old) or (new == 0 and old != 0)
+        if is_lost or (is_whole and float(new) != old):
+            raise CheckpointError(
+                f"metadata: {key} has {old!r:.40}, which is no float32, as GGUF's "
+                "readers ask for; give np.float64 to store it in 64 bits"
+            )
+    return narrow

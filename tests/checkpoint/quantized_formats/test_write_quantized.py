@@ -267,6 +267,38 @@ def test_texts_that_gguf_has_not(pairs, tmp_path):
     refuses("GGUF has names and texts in UTF-8", save, tmp_path / "a", {"w": INT4})
 
 
+@pytest.mark.parametrize(
+    "value", [1e300, -1e300, 1e-60, 16777217.0, [0.5, 16777217], [1.5, 1e300]]
+)
+def test_numbers_that_float32_has_not(value, tmp_path):
+    pairs = {"a.b": value}
+    save = functools.partial(checkpoint.save_quantized, format="gguf", metadata=pairs)
+    path = tmp_path / "a.gguf"
+    refuses("metadata: a.b has .*, which is no float32", save, path, {"w": INT4})
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (1e-6, np.float32(1e-6)),
+        (np.float64(1e300), np.float64(1e300)),
+        ([2**63, 1], np.array([2**63, 1], np.uint64)),
+        ([-(2**40), 1], np.array([-(2**40), 1])),
+        ([0.5, 3], np.array([0.5, 3], np.float32)),
+        (float("inf"), np.float32(np.inf)),
+        (float("nan"), np.float32(np.nan)),
+    ],
+)
+def test_numbers_are_kept(value, wanted, tmp_path):
+    path = tmp_path / "a.gguf"
+    pairs = {"a": value}
+    checkpoint.save_quantized(path, {"w": INT4}, format="gguf", metadata=pairs)
+    got = checkpoint.load_quantized(path).metadata["a"]
+    np.testing.assert_array_equal(got, wanted)
+    if isinstance(got, np.ndarray):
+        assert got.dtype == wanted.dtype
+
+
 @pytest.mark.parametrize("value", [np.float32(1), np.ones(2), {1, 2}, {(1, 2): 3}])
 def test_metadata_that_is_no_json(value, tmp_path):
     pairs = {"a": value}
