@@ -26,11 +26,11 @@ from aqtlite.checkpoint.formats import local_path
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
 from aqtlite.checkpoint.move import Move
 from aqtlite.checkpoint.names import name_of
+from aqtlite.checkpoint.new_path import new_path
 from aqtlite.checkpoint.one_process import own
 from aqtlite.checkpoint.peft_place import MAGNITUDE, NAMES, STACKED, Place, place_of
 from aqtlite.checkpoint.quantized_formats.safetensors import SafetensorsTensors
 from aqtlite.checkpoint.quantized_formats.settings import Settings, read_json
-from aqtlite.checkpoint.write_quantized import new_path
 
 _CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"

@@ -1,23 +1,22 @@
 """Quantized checkpoints in the formats of other libraries, written."""
 
 import collections
-import contextlib
 import functools
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from aqtlite.checkpoint import one_process, staging
+from aqtlite.checkpoint import one_process
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import local_path
 from aqtlite.checkpoint.formats.safetensors import SafetensorsWriter
 from aqtlite.checkpoint.names import name_of, steps_of
+from aqtlite.checkpoint.new_path import new_path
 from aqtlite.checkpoint.quantized_formats import (
     parts,
     write_compressed_tensors,
@@ -83,69 +82,6 @@ def save_quantized(
 def _is_unicode(text: str) -> bool:
     """Whether a text has no half of a pair of code units."""
     return text.encode(errors="replace") == text.encode(errors="ignore")
-
-
-@contextlib.contextmanager
-def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives the path of what is to be written, which gets its name when it is whole.
-
-    It is written in a folder of the writer's own, beside the path.
-
-    Raises:
-        CheckpointError: if the path exists, even if another writer makes it in the
-            meantime, or if its folder does not exist.
-    """
-    if os.path.lexists(path):
-        raise _exists(path)
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise CheckpointError(f"there is no folder {path.parent} to write into")
-    own = pathlib.Path(tempfile.mkdtemp(".unfinished", ".aqtlite-", parent))
-    try:
-        unfinished = own / path.name
-        yield unfinished
-        staging.sync_tree(unfinished)
-        _publish(unfinished, path)
-        staging.sync(parent)
-    finally:
-        staging.remove(own)
-
-
-def _publish(unfinished: pathlib.Path, path: pathlib.Path) -> None:
-    """Moves what was written to a path, unless another writer was there first."""
-    if unfinished.is_dir():
-        try:
-            unfinished.rename(path)
-        except OSError as error:
-            # No folder that holds something is replaced.
-            if os.path.lexists(path):
-                raise _exists(path) from error
-            raise
-        return
-    try:
-        # Renaming would replace a file that has appeared; linking does not.
-        os.link(unfinished, path)
-    except FileExistsError as error:
-        raise _exists(path) from error
-    except OSError:  # The file system has no links.
-        _replace_own(unfinished, path)
-
-
-def _replace_own(unfinished: pathlib.Path, path: pathlib.Path) -> None:
-    """Replaces an empty file, made here, by what was written."""
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError as error:
-        raise _exists(path) from error
-    try:
-        unfinished.replace(path)
-    except OSError:
-        path.unlink()
-        raise
-
-
-def _exists(path: pathlib.Path) -> CheckpointError:
-    return CheckpointError(f"{path} exists; name a new one")
 
 
 def _write_gguf(
