@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from aqtlite import calibration, config
-from aqtlite.flax import AqtConvGeneralDilated, convert, fold_batch_norm
+from aqtlite import Rule, calibration, config
+from aqtlite.flax import (
+    AqtConvGeneralDilated,
+    convert,
+    fold_batch_norm,
+    quantize_model,
+)
 from tests.common import normal
 from tests.flax.support import apply, init
 
@@ -112,6 +117,35 @@ def test_bad_layers():
         fold_batch_norm(variables, {"BatchNorm_0": ("Conv_0",)})
     with pytest.raises(ValueError, match="names a layer twice"):
         fold_batch_norm(variables, {"BatchNorm_0": "Conv_0", "BatchNorm_1": "Conv_0"})
+
+
+@pytest.mark.parametrize("epsilon", [np.nan, np.inf, -1e-3, 1.5, 1e10])
+def test_epsilons_that_no_batch_norm_has(epsilon):
+    """Nothing is searched that cannot be found."""
+    with pytest.raises(ValueError, match=r"epsilon=.* has to be from 0 to 1"):
+        fold_batch_norm(variables_of(Model(None)), LAYERS, epsilon=epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [0, 1e-40, 1e-12, 1e-3, 0.3, 0.999, 1.0])
+def test_every_epsilon_becomes_one(epsilon):
+    folded = fold_batch_norm(variables_of(Model(None)), LAYERS, epsilon=epsilon)
+    var = np.asarray(folded["batch_stats"]["BatchNorm_0"]["var"])
+    assert (var + np.float32(epsilon) == 1).all()
+
+
+def test_an_adapter_is_named():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.BatchNorm(use_running_average=True)(nn.Dense(4, name="dense")(x))
+
+    rule = Rule(cfg=config.weight_only(8), adapter=config.Lora(rank=2, alpha=4))
+    model = quantize_model(Net(), [rule])
+    variables = model.init(jax.random.key(0), X)
+    with pytest.raises(
+        ValueError, match="'dense' has an adapter, aqt_.*merge_adapters"
+    ):
+        fold_batch_norm(variables, {"BatchNorm_0": "dense"})
 
 
 def abstract(cfg):

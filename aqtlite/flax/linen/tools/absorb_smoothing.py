@@ -141,6 +141,7 @@ def _multiply(
 ) -> None:
     """Multiplies the parameters of a module, all but "bias" plus `added`."""
     params = kernels.at(variables.get("params", {}), path)
+    kernels.check_no_adapter(path, params)
     learned = kernels.learned(params) if isinstance(params, dict) else []
     name = kernels.with_statistics(variables, path, {"rhs", "out"})
     if name is not None or learned:

@@ -36,9 +36,10 @@ def fold_batch_norm(
             ``"Block_0/BatchNorm_0"``, to that of the `nn.Conv` or `nn.Dense` before it.
             The BatchNorm must take the layer's result *directly*, and normalize along
             the last axis of the kernel. An activation between them, another use of the
-            result, ``axis=`` and ``transpose_kernel=`` are not detected: compare the
-            model's outputs before and after.
-        epsilon: epsilon of the BatchNorms.
+            result, ``axis=`` and ``transpose_kernel=`` are not detected, nor is a
+            BatchNorm or a layer that the model calls in several places: the others
+            would lose or gain its factor. Compare the model's outputs before and after.
+        epsilon: epsilon of the BatchNorms, from 0 to 1.
 
     Returns:
         The changed variables, for calls with ``use_running_average=True``.
@@ -47,8 +48,9 @@ def fold_batch_norm(
         TypeError: if `layers` is not a mapping of paths.
         ValueError: if there is no such layer or BatchNorm, if two BatchNorms name one
             layer, if shapes do not fit, if the kernel is frozen or normalized
-            (`nn.WeightNorm`, `nn.SpectralNorm`), or if the scale of the kernel or the
-            result is learned or computed from statistics.
+            (`nn.WeightNorm`, `nn.SpectralNorm`) or has an adapter, if the scale of the
+            kernel or the result is learned or computed from statistics, or if
+            `epsilon` is not from 0 to 1.
 
     >>> import flax.linen as nn
     >>> import jax
@@ -75,6 +77,10 @@ def fold_batch_norm(
         )
     if len(set(layers.values())) < len(layers):
         raise ValueError(f"layers={dict(layers)} names a layer twice")
+    if not 0 <= epsilon <= 1:
+        raise ValueError(
+            f"epsilon={epsilon} has to be from 0 to 1, that of the BatchNorms"
+        )
     changed = {name: flax_core.unfreeze(value) for name, value in variables.items()}
     for norm, layer in layers.items():
         _fold(changed, norm, layer, np.float32(epsilon))
@@ -129,6 +135,7 @@ def _check(variables: Mapping[str, Any], params: Any, layer: str) -> None:
         )
     if isinstance(params["kernel"], FrozenKernel):
         raise ValueError(f"the kernel of {layer!r} is frozen; fold before convert")
+    kernels.check_no_adapter(layer, params)
     learned = kernels.learned(params)
     if learned:
         raise ValueError(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from aqtlite.program.serving import statistics_uses
-from aqtlite.quantization.states.state_collections import STATISTICS
+from aqtlite.quantization.states.state_collections import ADAPTER, STATISTICS
 
 _LEARNED = "aqt_"
 """Prefix of a contraction's learned parameters among those of the layer."""
@@ -13,6 +13,17 @@ _LEARNED = "aqt_"
 def learned(params: Mapping[str, Any]) -> list[str]:
     """Names of the learned parameters of a layer's calibrations."""
     return [name for name in params if name.startswith(_LEARNED)]
+
+
+def check_no_adapter(layer: str, params: Any) -> None:
+    """Refuses a layer with an adapter (`config.Lora`), whose product it adds."""
+    for name in learned(params) if isinstance(params, Mapping) else ():
+        if isinstance(params[name], Mapping) and ADAPTER in params[name]:
+            raise ValueError(
+                f"{layer!r} has an adapter, {name}, which was trained for the kernel "
+                "as it is: merge it into the kernel first (merge_adapters), or change "
+                "the float variables before adapters are made"
+            )
 
 
 def with_statistics(
