@@ -22,7 +22,7 @@ from aqtlite.lowering.forms.block_forms import BlockType
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.operations import DotInput, Operation, Side
 from aqtlite.operations.dot_general import DotGeneral
-from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.shapes import block_shapes
 
 _E8M0 = np.dtype(jnp.float8_e8m0fnu)
@@ -63,7 +63,7 @@ class _SumOfProducts(TargetDependent):
 
     def reference(self, *arrays):
         operation, lhs, rhs = self._of(*arrays)
-        how = _with_forms(self.how, "float", "dequantized")
+        how = as_floats(self.how)
         return accumulation.sum_products(how, operation, lhs, rhs, lhs, rhs)
 
     def lowered(self, target, *arrays):
@@ -130,6 +130,25 @@ def _type_of(
         size = q.qvalue.shape[cuttable[-1]] // q.scale.shape[cuttable[-1]]
     dtype = _E8M0 if tensor.po2_scale else tensor.scale_dtype
     return BlockType(grid.mantissa_bits, grid.smallest, grid.bound, dtype, size)
+
+
+def sums_of_floats(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor,
+) -> jax.Array:
+    """Contracts two operands of floats: in blocks, if both are, or dequantized."""
+    if how.kind == "in blocks" and lhs_q is not None:
+        return sum_products(how, operation, lhs_q, rhs_q)
+    return accumulation.sum_products(how, operation, lhs, rhs_q, lhs_q, rhs_q)
+
+
+def as_floats(how: ContractionExecution) -> ContractionExecution:
+    """The execution with dequantized operands in place of those in blocks."""
+    is_in_blocks = how.kind == "in blocks"
+    return _with_forms(how, "float", "dequantized") if is_in_blocks else how
 
 
 def _with_forms(

@@ -1,4 +1,4 @@
-"""The sums of products of floats with codes of a table (nf4), by a kernel on CPUs.
+"""The sums of products of floats with codes of four bits, by a kernel on CPUs.
 
 The kernel looks codes up in registers, where other forms decode them to float32 in
 memory. Sums are of floats, in an order that depends neither on the other rows nor on
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.contraction import accumulation, dots, tiles
+from aqtlite.contraction import accumulation, block_products, dots, tiles
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import exact
 from aqtlite.lowering.forms import panel_products, table_products
@@ -24,7 +24,9 @@ from aqtlite.lowering.target import TargetDependent
 from aqtlite.numerics import Numerics
 from aqtlite.operations import Operation
 from aqtlite.operations.dot_general import DotGeneral
+from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.qtensor.transposed_values import TransposedValues
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_sharding
 
@@ -32,7 +34,11 @@ _CODES = 16
 
 
 def takes(
-    how: ContractionExecution, operation: Operation, lhs: Operand, rhs_q: QTensor
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor,
 ) -> bool:
     """Returns True if `sum_products` contracts two operands.
 
@@ -40,25 +46,42 @@ def takes(
         how: execution of the contraction.
         operation: the contraction.
         lhs: left operand.
+        lhs_q: lhs quantized, None if it stays in floating point.
         rhs_q: rhs quantized.
     """
-    if how.path != "fwd" or how.lhs.form != "float" or not _is_decoded(how, rhs_q):
+    are_floats = how.kind in ("float", "in blocks") and how.rhs.form != "float"
+    is_plain = how.accumulator is None and how.in_dtype is None and not how.is_product
+    if how.path != "fwd" or not (are_floats and is_plain):
         return False
-    if how.accumulator is not None or how.in_dtype is not None or how.is_product:
+    if how.rhs.tensor.use_fake_quant or lhs.dtype not in tiles.FLOATS:
         return False
     if how.out_sharding is not None or explicit_sharding(rhs_q.scale) is not None:
         return False
+    if not isinstance(operation, DotGeneral) or rhs_q.dtype == np.float64:
+        return False
+    lhs_ca, _ = operation.dims[0]
+    rows = math.prod(lhs.shape[: lhs.ndim - len(lhs_ca)])
+    is_last = lhs_ca == tuple(range(lhs.ndim - len(lhs_ca), lhs.ndim))
+    is_padded = lhs_q is not None and lhs_q.padding is not None
+    if not is_last or is_padded or not isinstance(rows, int):
+        return False
+    is_read = is_for_kernel(operation, rhs_q) and panel_products.runs_here()
+    return is_read and table_products.pays(rows)
+
+
+def is_for_kernel(operation: Operation, rhs: QTensor) -> bool:
+    """Returns True if the kernel reads rhs, in its own order or as it is stored.
+
+    Args:
+        operation: the contraction.
+        rhs: rhs quantized.
+    """
     if not isinstance(operation, DotGeneral) or operation.dims[1] != ((), ()):
         return False
-    (lhs_ca, rhs_ca), _ = operation.dims
-    count = len(lhs_ca)
-    first, last = tuple(range(count)), tuple(range(rhs_q.ndim - count, rhs_q.ndim))
-    are_in_order = lhs_ca == tuple(range(lhs.ndim - count, lhs.ndim))
-    if not are_in_order or rhs_ca not in (first, last) or lhs.dtype not in tiles.FLOATS:
-        return False
-    rows = math.prod(lhs.shape[: lhs.ndim - count])
-    is_read = reads(rhs_q, rhs_ca) and panel_products.runs_here()
-    return is_read and isinstance(rows, int) and table_products.pays(rows)
+    contracting = operation.dims[0][1]
+    first, rank = tuple(range(len(contracting))), rhs.ndim
+    last = tuple(range(rank - len(contracting), rank))
+    return contracting in (first, last) and reads(rhs, contracting)
 
 
 def reads(weight: QTensor, contracting: Axes) -> bool:
@@ -68,31 +91,16 @@ def reads(weight: QTensor, contracting: Axes) -> bool:
         weight: the weight quantized.
         contracting: its contracting axes.
     """
-    grid = weight.numerics
-    if grid is None or grid.arithmetic != "table" or grid.storage_dtype != jnp.uint4:
+    if not stored_values.has_codes(weight.numerics) or weight.padding:
         return False
     sizes = [weight.shape[axis] for axis in contracting]
     blocks = [weight.blocks[axis] for axis in contracting]
     are_cut = [block < size for block, size in zip(blocks, sizes, strict=True)]
     last = max(itertools.compress(itertools.count(), are_cut), default=0)
     # Tiles lie one behind another if those before the last axis have one element.
-    is_whole = not weight.padding and set(blocks[:last]) <= {1}
+    is_whole = set(blocks[:last]) <= {1}
     columns = math.prod(weight.shape) // max(math.prod(sizes), 1)
     return is_whole and table_products.reads(columns, math.prod(blocks))
-
-
-def _is_decoded(how: ContractionExecution, q: QTensor) -> bool:
-    """Whether an operand has codes, and is contracted as the floats they stand for."""
-    is_form = how.rhs.form in ("decoded", "dequantized")
-    has_codes = q.qvalue.dtype == jnp.uint4 and not how.rhs.tensor.use_fake_quant
-    return is_form and has_codes and q.dtype != np.float64
-
-
-def _scale(how: ContractionExecution, q: QTensor) -> Any:
-    """The scale that multiplies products: of decoded operands, the sums' is left."""
-    if how.rhs.form == "dequantized":
-        return q.scale
-    return jnp.ones((1,) * q.ndim, jnp.float32)
 
 
 @functools.cache
@@ -101,23 +109,33 @@ def _table(grid: Numerics) -> table_products.Table:
     # Whatever mesh is traced for: an abstract one has no devices to compute on.
     no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), no_mesh:
-        values = grid.decode(jnp.arange(_CODES, dtype=jnp.uint4))
+        codes = lax.bitcast_convert_type(jnp.arange(_CODES, dtype=jnp.uint4), jnp.int4)
+        values = grid.decode(stored_values.on_grid(codes, grid))
     return tuple(np.asarray(values, np.float32).tolist())
 
 
 def sum_products(
-    how: ContractionExecution, operation: Operation, lhs: Operand, rhs_q: QTensor
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor,
 ) -> jax.Array:
-    """Contracts two operands that `takes` takes, like `accumulation.sum_products`.
+    """Contracts two operands that `takes` takes, like `block_products.sums_of_floats`.
 
     Args:
         how: execution of the contraction.
         operation: the contraction.
-        lhs: left operand, floating.
-        rhs_q: rhs quantized.
+        lhs: left operand.
+        lhs_q: lhs quantized, None if it stays in floating point.
+        rhs_q: rhs quantized; its values may be `TransposedValues`.
     """
-    constant = dataclasses.replace(rhs_q, unrounded=None)
-    leaves, structure = jax.tree.flatten((lhs, constant, operation))
+    values = lhs if lhs_q is None else lhs_q.qvalue, rhs_q.qvalue
+    others = [
+        q if q is None else dataclasses.replace(q, qvalue=None, unrounded=None)
+        for q in (lhs_q, rhs_q)
+    ]
+    leaves, structure = jax.tree.flatten((values, operation, others))
     return _SumOfProducts(how, structure)(*leaves)
 
 
@@ -129,38 +147,73 @@ class _SumOfProducts(TargetDependent):
 
     how: ContractionExecution
     structure: Any
-    """Pytree structure of the arguments: lhs, rhs quantized and the operation."""
+    """Pytree structure of the arguments: the values of lhs and rhs, which come first to
+    be seen as its operands, the operation, and the rest of both."""
 
     def reference(self, *leaves):
-        lhs, rhs_q, operation = jax.tree.unflatten(self.structure, leaves)
-        how = self.how
-        return accumulation.sum_products(how, operation, lhs, rhs_q, None, rhs_q)
+        operation, lhs, lhs_q, rhs_q = self._of(*leaves)
+        rhs_q = rhs_q.unpacked()
+        return block_products.sums_of_floats(self.how, operation, lhs, lhs_q, rhs_q)
 
     def lowered(self, target, *leaves):
         if not panel_products.is_available(target):
             return self.reference(*leaves)
-        lhs, rhs_q, operation = jax.tree.unflatten(self.structure, leaves)
-        _, rhs_ca = operation.dims[0]
-        _, _, remaining, *_ = operation.axes("rhs")
-        sizes = [rhs_q.shape[axis] for axis in remaining]
-        products = math.prod(rhs_q.shape[axis] for axis in rhs_ca)
-        scale = _scale(self.how, rhs_q)
-        scale = dots.of_elements(operation, "rhs", scale, rhs_q.shape)
-        scale = scale.transpose(*remaining, *rhs_ca)
-        counts = scale.shape[len(sizes) :]
-        scale = jnp.broadcast_to(scale, (*sizes, *counts)).reshape(
-            -1, math.prod(counts)
+        operation, lhs, lhs_q, rhs_q = self._of(*leaves)
+        how = block_products.as_floats(self.how)
+        x = accumulation.dot_input(how, operation, "lhs", lhs, lhs_q).values
+        (_, contracting), _ = operation.dims
+        products = math.prod(rhs_q.shape[axis] for axis in contracting)
+        scales = _scales(how, operation, rhs_q)
+        rows = exact.float32(x).reshape(-1, products)
+        out = _sums(rows, rhs_q, contracting, scales.reshape(-1, *scales.shape[-1:]))
+        rest = x.shape[: x.ndim - len(contracting)]
+        return operation.ordered(out.reshape(*rest, *scales.shape[:-1]))
+
+    def _of(self, *leaves):
+        (lhs, rhs), operation, (lhs_q, rhs_q) = jax.tree.unflatten(
+            self.structure, leaves
         )
-        x = exact.float32(lhs).reshape(-1, products)
-        is_first = rhs_ca[0] == 0
-        shape = (products, -1) if is_first else (-1, products)
-        codes = rhs_q.qvalue.reshape(shape)
-        # XLA:CPU writes codes of four bits one by one. Bytes have two of one row.
-        if self.how.rhs.is_given and codes.shape[1] % 2 == 0:
-            codes = lax.bitcast_convert_type(codes, jnp.int4)
-        else:
-            codes = codes.astype(jnp.uint8)
-        sums = table_products.sums_of_columns if is_first else table_products.sums
-        out = sums(x, codes, scale, _table(rhs_q.numerics))
-        shape = (*lhs.shape[: lhs.ndim - len(rhs_ca)], *sizes)
-        return operation.ordered(out.reshape(shape))
+        if lhs_q is not None:
+            lhs_q = dataclasses.replace(lhs_q, qvalue=lhs)
+        return operation, lhs, lhs_q, dataclasses.replace(rhs_q, qvalue=rhs)
+
+
+def _scales(
+    how: ContractionExecution, operation: DotGeneral, rhs_q: QTensor
+) -> jax.Array:
+    """The scales of the tiles of each column; of decoded operands, the sums' are left.
+
+    Returns:
+        float32, ``(*columns, tiles)``.
+    """
+    scale = jnp.ones((1,) * rhs_q.ndim, jnp.float32)
+    if how.rhs.form == "dequantized":
+        scale = dots.of_elements(operation, "rhs", rhs_q.scale, rhs_q.shape)
+    contracting, _, remaining, *_ = operation.axes("rhs")
+    scale = scale.transpose(*remaining, *contracting)
+    tiles_of_axes = scale.shape[len(remaining) :]
+    columns = [rhs_q.shape[axis] for axis in remaining]
+    every = jnp.broadcast_to(scale, (*columns, *tiles_of_axes))
+    return every.reshape(*columns, math.prod(tiles_of_axes))
+
+
+def _sums(
+    x: jax.Array, rhs_q: QTensor, contracting: Axes, scales: jax.Array
+) -> jax.Array:
+    """The sums of rows with the columns of codes."""
+    grid, axes = rhs_q.numerics, tuple(range(rhs_q.ndim))
+    if grid is None:
+        raise TypeError(f"{rhs_q!r} has no codes")
+    codes = rhs_q.qvalue
+    if isinstance(codes, TransposedValues):
+        axes, codes = codes.axes, codes.values
+    else:
+        codes = stored_values.to_save(codes, grid)
+    is_first = axes[contracting[0]] == 0
+    codes = codes.reshape((x.shape[1], -1) if is_first else (-1, x.shape[1]))
+    is_given = isinstance(rhs_q.qvalue, TransposedValues)
+    # XLA:CPU writes codes of four bits one by one. Bytes have two of one row.
+    if not is_given or codes.shape[1] % 2:
+        codes = lax.bitcast_convert_type(codes.astype(jnp.int8), jnp.uint8)
+    sums = table_products.sums_of_columns if is_first else table_products.sums
+    return sums(x, codes, scales, _table(grid))

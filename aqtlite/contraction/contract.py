@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from aqtlite import config, noise
 from aqtlite.contraction import (
     checks,
+    coded_products,
     differentiation,
     execution,
     requantization,
@@ -230,11 +231,14 @@ def _in_storage(
 
 
 def _is_for_kernel(operation: Operation, rhs: QTensor) -> bool:
-    """Whether rhs has floats in blocks that are stored as the kernel reads them."""
+    """Whether rhs has floats that a kernel reads as they are stored."""
     contracting, _, remaining, *_ = operation.axes("rhs")
     order = tuple(rhs.stored_axes[axis] for axis in remaining + contracting)
     is_last = order == tuple(range(rhs.ndim))
-    return is_last and unit_blocks.is_for_kernel(operation, rhs)
+    if is_last and unit_blocks.is_for_kernel(operation, rhs):
+        return True
+    has_codes = rhs.qvalue.dtype == jnp.int4
+    return has_codes and coded_products.is_for_kernel(operation, rhs)
 
 
 def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:

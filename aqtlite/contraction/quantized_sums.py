@@ -72,12 +72,14 @@ def quantize_and_sum(
     if how.path == "fwd":
         lhs_q = None if lhs_q is None else remat.named("lhs", lhs_q)
         rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
-    # The codes of a given operand are read as they are.
+    # The values of a given operand are read as they are stored.
     stored = rhs if isinstance(rhs, QTensor) else rhs_q
     if stored is not None and unit_blocks.takes(how, operation, lhs, lhs_q, stored):
         sums = unit_blocks.sum_products(how, operation, lhs, lhs_q, stored)
-    elif rhs_q is not None and coded_products.takes(how, operation, lhs, rhs_q):
-        sums = coded_products.sum_products(how, operation, lhs, rhs_q)
+    elif stored is not None and coded_products.takes(
+        how, operation, lhs, lhs_q, stored
+    ):
+        sums = coded_products.sum_products(how, operation, lhs, lhs_q, stored)
     elif how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
         sums = block_products.sum_products(how, operation, lhs_q, rhs_q)
     elif packed_products.is_packed(lhs_q) or packed_products.is_packed(rhs_q):

@@ -17,7 +17,7 @@ import numpy as np
 
 from aqtlite import numerics
 from aqtlite.config.arithmetic import Form
-from aqtlite.contraction import accumulation, block_products, tiles
+from aqtlite.contraction import block_products, tiles
 from aqtlite.contraction.execution import ContractionExecution, OperandExecution
 from aqtlite.lowering.forms import narrow, panel_products
 from aqtlite.lowering.forms.weight_coding import Coding
@@ -149,12 +149,8 @@ class _SumOfProducts(TargetDependent):
     def reference(self, *leaves):
         (lhs, rhs), operation, (lhs_q, rhs_q) = self._of(*leaves)
         rhs_q = _with_values(rhs_q, rhs)
-        if lhs_q is None:
-            return accumulation.sum_products(
-                self.how, operation, lhs, rhs_q, None, rhs_q
-            )
-        lhs_q = _with_values(lhs_q, lhs)
-        return block_products.sum_products(self.how, operation, lhs_q, rhs_q)
+        lhs_q = None if lhs_q is None else _with_values(lhs_q, lhs)
+        return block_products.sums_of_floats(self.how, operation, lhs, lhs_q, rhs_q)
 
     def lowered(self, target, *leaves):
         if target.platform != "cpu":

@@ -20,7 +20,8 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 _PRODUCT = re.compile(
     r"(?P<operation>stablehlo\.dot_general|stablehlo\.convolution|chlo\.ragged_dot"
-    r"|@__op\$block_scaled_dot|@aqtlite_panels_\w+)\W.* : \((?P<types>tensor<.*>)\) ->"
+    r"|@__op\$block_scaled_dot|@aqtlite_(?:panels|table)_\w+)\W.* :"
+    r" \((?P<types>tensor<.*>)\) ->"
 )
 _PAIRS = re.compile(
     r"stablehlo\.bitcast_convert\W.* : \(tensor<[\dx]*xi4>\) -> tensor<[\dx]*xui8>"
@@ -47,8 +48,8 @@ def products(function: Callable[..., Any], *args: Any, platform: str) -> list[st
         Dtypes of lhs and rhs such as ``"int8 x int8"``, each once, in the order of the
         program. A product that takes scales of blocks has ``", block-scaled"`` after
         them. Products of integers that read int4 as bytes of two, as CPUs do for large
-        weights, have ``", int4 in pairs"``, and those of the kernel of the extra
-        ``cpu`` have ``", by a kernel"``.
+        weights, have ``", int4 in pairs"``, and those of the kernels of the extra
+        ``cpu`` have ``", by a kernel"``: codes of floats are uint8 there.
 
     Raises:
         ValueError: if the platform is unknown.
@@ -64,7 +65,7 @@ def products(function: Callable[..., Any], *args: Any, platform: str) -> list[st
         suffix = ", block-scaled" if "block_scaled" in match["operation"] else ""
         if has_pairs and {lhs, rhs} <= {"int8", "uint8"}:
             suffix = ", int4 in pairs"
-        if "aqtlite_panels" in match["operation"]:
+        if match["operation"].startswith("@aqtlite_"):
             lhs, rhs, suffix = rhs, lhs, ", by a kernel"
         found.append(f"{lhs} x {rhs}{suffix}")
     return list(dict.fromkeys(found))
