@@ -79,6 +79,7 @@ def moves_of(path: str | os.PathLike) -> tuple[DecoderConfig, tuple[Move, ...]]:
 def _moves(source: QuantizedCheckpoint) -> tuple[DecoderConfig, tuple[Move, ...]]:
     if source.method == "gguf":
         cfg = gguf.config_of(source)
+        _check_layers(cfg, source)
         return cfg, names.of_gguf(cfg)
     folder = source.path if source.path.is_dir() else source.path.parent
     file = folder / "config.json"
@@ -88,6 +89,7 @@ def _moves(source: QuantizedCheckpoint) -> tuple[DecoderConfig, tuple[Move, ...]
         )
     settings = Settings(read_json(file), str(file))
     cfg = hugging_face.config_of(settings, has_head="lm_head.weight" in source)
+    _check_layers(cfg, source)
     family = settings.values["model_type"]
     prefix = "transformer."
     has_prefix = family == "gpt2" and any(name.startswith(prefix) for name in source)
@@ -98,6 +100,15 @@ def _moves(source: QuantizedCheckpoint) -> tuple[DecoderConfig, tuple[Move, ...]
     }
     moves = names.of_hugging_face(family, cfg, quantized)
     return cfg, names.with_prefix(moves, prefix) if has_prefix else moves
+
+
+def _check_layers(cfg: DecoderConfig, source: QuantizedCheckpoint) -> None:
+    """Refuses layers that cannot be there, before they take the time to be made."""
+    if cfg.layers > len(source):
+        raise CheckpointError(
+            f"{source.path}: the config has {cfg.layers} layers, and the checkpoint "
+            f"{len(source)} tensors: it is of another model, or a shard is missing"
+        )
 
 
 def load(

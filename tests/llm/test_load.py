@@ -125,6 +125,7 @@ def edited(family, folder, **changes):
         ({"hidden_size": "removed"}, "hidden_size has to be an integer"),
         ({"hidden_size": 64}, "the map makes .* and the variable has"),
         ({"num_hidden_layers": 3}, "no line of the map makes .*layers/2"),
+        ({"num_hidden_layers": 4096}, "has 4096 layers, and the checkpoint 21 tensors"),
         ({"num_hidden_layers": 1}, "layers/1.*which is no variable"),
         ({"num_key_value_heads": 3}, "no multiple of kv_heads=3"),
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps has to be a positive number"),
