@@ -69,6 +69,9 @@ class Noted:
     can_rotate: bool
     """Whether its contraction could be rotated to advantage, and is not."""
 
+    has_batch: bool
+    """Whether its contraction has batch axes, as those of two activations have."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Note:
@@ -102,18 +105,19 @@ def is_tapping() -> bool:
 
 
 class Planned(NamedTuple):
-    """What the plan of a program knows of a contraction that a rule quantizes."""
+    """What is known of a contraction: by a plan, or by Flax's attention."""
 
-    path: str
-    """Its path, in functions without name scopes that of a parameter."""
+    path: str | None
+    """Its path, in functions without name scopes that of a parameter. None if no rule
+    quantizes it: its name scope."""
 
     is_of_activations: bool
-    """Whether both operands are quantized as the lhs of the rule's config."""
+    """Whether both operands are quantized as the lhs of the config that is given."""
 
 
 @contextlib.contextmanager
 def planned_as(planned: Planned) -> Iterator[None]:
-    """Says what a plan knows of the contraction inside; see `planned_of`."""
+    """Says what is known of the contraction inside; see `planned_of`."""
     if not is_tapping():
         yield
         return
@@ -127,6 +131,11 @@ def planned_of(scope: str) -> Planned | None:
     if not found:
         return None
     return Planned(*json.loads(parse.unquote(found[-1].removeprefix(_PLANNED))))
+
+
+def without_planned(scope: str) -> str:
+    """Returns a name scope without what `planned_as` adds."""
+    return "/".join(one for one in scope.split("/") if not one.startswith(_PLANNED))
 
 
 def note_of(scope: str) -> Note | None:
@@ -240,6 +249,7 @@ def _noted(
         1 if how.has_element_scales else math.prod(sizes) // axes.groups,
         is_plain and operation.pairs_elements and not how.is_smoothed,
         can_rotate,
+        bool(axes.batch),
     )
 
 

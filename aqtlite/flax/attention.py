@@ -1,8 +1,10 @@
 """The contractions of Flax's attention, known by their equations."""
 
+import contextlib
 import re
 
 from aqtlite import config
+from aqtlite.contraction import tapped
 
 # Letters may differ: queries, keys, heads and features are q, k, h and d. Both operands
 # have batch axes, which weights have not.
@@ -30,3 +32,19 @@ def config_of(cfg: config.DotGeneral | None, equation: str) -> config.DotGeneral
     if _VALUES.fullmatch(equation):
         return config.for_values(config.for_activations(cfg))
     return cfg
+
+
+def noted(
+    cfg: config.DotGeneral | None, equation: str
+) -> contextlib.AbstractContextManager[None]:
+    """Says for taps if `config_of` quantizes both operands as the config's lhs.
+
+    Args:
+        cfg: config of every contraction of the attention.
+        equation: equation that is called.
+    """
+    equation = equation.replace(" ", "")
+    is_known = _SCORES.fullmatch(equation) or _VALUES.fullmatch(equation)
+    if cfg is None or not cfg.fwd.lhs.is_quantized or not is_known:
+        return contextlib.nullcontext()
+    return tapped.planned_as(tapped.Planned(path=None, is_of_activations=True))

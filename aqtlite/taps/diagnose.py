@@ -327,6 +327,7 @@ def _too_small(worst: list[TappedOperand]) -> Iterator[Finding]:
             f"too small to gain: {products} products in a sum, and {smaller} elements "
             "in the smaller operand."
         )
-        remedy = remedies.rule(one, "None")
-        remedy += f"  # or min_size={FEW_ELEMENTS} in the rule of others"
+        remedy = remedies.in_float(one)
+        if one.by_rule:
+            remedy += f"  # or min_size={FEW_ELEMENTS} in the rule of others"
         yield Finding(one.path, "", what, remedy, "note")

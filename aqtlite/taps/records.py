@@ -56,10 +56,16 @@ class TappedOperand:
     """Whether its contraction could be smoothed, and is not."""
 
     is_of_activations: bool = dataclasses.field(metadata=_STATIC)
-    """Whether a rule quantizes both operands as the lhs of its config."""
+    """Whether both operands are quantized as the lhs of the config that is given."""
 
     can_rotate: bool = dataclasses.field(metadata=_STATIC)
     """Whether its contraction could be rotated to advantage, and is not."""
+
+    by_rule: bool = dataclasses.field(metadata=_STATIC)
+    """Whether a rule quantizes it."""
+
+    has_batch: bool = dataclasses.field(metadata=_STATIC)
+    """Whether its contraction has batch axes, as those of two activations have."""
 
     snr: Any
     """Signal-to-noise ratio of its rounding in dB, float32."""

@@ -179,9 +179,9 @@ def _is_again(site: Site, note: tapped.Note) -> bool:
 
 def _path(site: Site) -> str:
     planned = tapped.planned_of(site.scope.path)
-    if planned is not None:
+    if planned is not None and planned.path is not None:
         return planned.path
-    scope = module_scopes.resolved(site.scope.path).path
+    scope = module_scopes.resolved(tapped.without_planned(site.scope.path)).path
     names = scope.split("/")
     outer = names[: names.index(differentiation.SCOPE)]
     return "/".join(name for name in outer if name != _AGAIN)
@@ -231,6 +231,8 @@ def _taps(found: Sequence[tuple[Site, tapped.Note, Sequence[Any]]]) -> Taps:
                     can_smooth=noted.can_smooth and not is_of_activations,
                     is_of_activations=is_of_activations,
                     can_rotate=noted.can_rotate,
+                    by_rule=planned is not None and planned.path is not None,
+                    has_batch=noted.has_batch,
                     **scalars._asdict(),
                 )
             )

@@ -231,7 +231,11 @@ def test_two_layers_with_one_noise():
 def test_a_contraction_that_is_too_small():
     (one,) = aqtlite.diagnose(CONTRACT, X[:, :8], W[:8])
     assert (one.operand, one.severity) == ("", "note")
-    assert "too small to gain: 8 products" in one.what and "cfg=None" in one.remedy
+    assert "too small to gain: 8 products" in one.what
+    assert not remedied(one).is_quantized
+    quantized = aqtlite.quantize_function(jnp.matmul, nearest(), params=1)
+    (one,) = aqtlite.diagnose(quantized, X[:, :8], W[:8])
+    assert "cfg=None" in one.remedy and "min_size" in one.remedy
 
 
 def test_elements_that_are_rounded_to_zero():

@@ -72,8 +72,10 @@ class AqtEinsum(Injected):
                 einsum_path.key_of_step(key, number),
                 order=order,
             )
-            cfg = attention.config_of(step.config_of(self.cfg), step.equation)
+            given = step.config_of(self.cfg)
+            cfg = attention.config_of(given, step.equation)
             own = self if cfg is self.cfg else dataclasses.replace(self, cfg=cfg)
-            return own.run(operation, lhs, rhs, options, name, number)
+            with attention.noted(given, step.equation):
+                return own.run(operation, lhs, rhs, options, name, number)
 
         return einsum_path.contracted(steps, arrays, run)

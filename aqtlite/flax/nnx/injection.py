@@ -143,9 +143,11 @@ class AqtEinsum(Injected):
                 out_sharding if step.is_last else None,
                 order=order,
             )
-            cfg = attention.config_of(step.config_of(self.cfg), step.equation)
+            given = step.config_of(self.cfg)
+            cfg = attention.config_of(given, step.equation)
             own = self if cfg is self.cfg else dataclasses.replace(self, cfg=cfg)
-            return own.run(operation, lhs, rhs, options)
+            with attention.noted(given, step.equation):
+                return own.run(operation, lhs, rhs, options)
 
         return einsum_path.contracted(steps, arrays, run)
 
