@@ -33,7 +33,7 @@ OUTLIER = 50.0
 """Times that a channel is above its neighbours."""
 
 SATURATED, UNUSED = 1.25, 1 / 16
-"""Largest value by what a scale from earlier batches reaches."""
+"""Largest value by what a scale from earlier batches, or a fixed range, reaches."""
 
 CLIPPED = 0.001
 """Share of clipped elements."""
@@ -181,6 +181,8 @@ def _saturated(one: TappedOperand) -> Finding | None:
         of, again = "the scale of earlier batches", "  # or gather the statistics again"
     elif one.cfg.is_learned:
         of, again = "the learned scale", ""
+    elif one.cfg.calibration.is_blind:
+        of, again = "the fixed range", ""
     else:
         return None
     # Learned ranges, and those of few bits, clip by design: what counts is the error.
@@ -308,6 +310,8 @@ def _drifting(history: Mapping[int, Taps]) -> Iterator[Finding]:
             severity, remedy = "warning", remedies.range_of_each_call(one)
         elif one.cfg.is_learned:
             remedy = "the scale is learned, and training moves it: nothing to do"
+        elif one.cfg.calibration.is_blind:
+            severity, remedy = "warning", remedies.range_of_each_call(one)
         else:
             remedy = "the scale is of each batch: nothing to do"
         yield _finding(one, severity, what, remedy)
