@@ -215,5 +215,6 @@ def _sums(
     # XLA:CPU writes codes of four bits one by one. Bytes have two of one row.
     if not is_given or codes.shape[1] % 2:
         codes = lax.bitcast_convert_type(codes.astype(jnp.int8), jnp.uint8)
-    sums = table_products.sums_of_columns if is_first else table_products.sums
-    return sums(x, codes, scales, _table(grid))
+    if is_first:
+        return table_products.sums_of_columns(x, codes, scales.T, _table(grid))
+    return table_products.sums(x, codes, scales, _table(grid))

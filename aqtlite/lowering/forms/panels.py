@@ -146,14 +146,9 @@ def lay_out(
 
 
 def lay_out_columns(
-    f: custom_call.Function,
-    weights: Any,
-    columns: Any,
-    words: Any,
-    panel: Any,
-    flipped: int = SIGNS[8],
+    f: custom_call.Function, weights: Any, columns: Any, words: Any, panel: Any
 ) -> None:
-    """Writes the instructions that lay out a panel of bytes, ``(products, columns)``.
+    """Writes the instructions that lay out a panel of int8, ``(products, columns)``.
 
     Args:
         f: function that is being written.
@@ -161,34 +156,54 @@ def lay_out_columns(
         columns: number of all columns.
         words: number of words of a column, at least one.
         panel: pointer to where the panel goes.
+    """
+    with f.loop(0, words) as word:
+        lay_out_word_of_bytes(f, weights, columns, word, panel, SIGNS[8])
+
+
+def lay_out_word_of_bytes(
+    f: custom_call.Function,
+    weights: Any,
+    columns: Any,
+    word: Any,
+    panel: Any,
+    flipped: int,
+) -> None:
+    """Writes the instructions that lay out a word of `lay_out_columns`.
+
+    Args:
+        f: function that is being written.
+        weights: as in `lay_out_columns`.
+        columns: as in `lay_out_columns`.
+        word: index of the word.
+        panel: as in `lay_out_columns`.
         flipped: bits to flip in each word, alike in its bytes.
     """
     at, kind = f.at, f.ir.VectorType(f.byte, PANEL)
-    with f.loop(0, words) as word:
-        start = f.offset(weights, f.times(word, columns, WORD))
-        rows = [f.load(start, f.times(columns, i), kind) for i in range(WORD)]
-        for half in range(2):
-            of_half = range(half * PANEL // 2, (half + 1) * PANEL // 2)
-            by_turns = [i + row for i in of_half for row in (0, PANEL)]
-            first, second = (f.shuffled(rows[i], by_turns, rows[i + 1]) for i in (0, 2))
-            places = 0, 1, PANEL, PANEL + 1
-            order = [i + place for i in range(0, PANEL, 2) for place in places]
-            four = f.shuffled(first, order, second)
-            raised = at.xor(four, f.constant(four.type, flipped & 0xFF))
-            place = f.times(word, PANEL * WORD)
-            f.store(raised, panel, f.sum(place, half * PANEL * WORD // 2))
+    start = f.offset(weights, f.times(word, columns, WORD))
+    rows = [f.load(start, f.times(columns, i), kind) for i in range(WORD)]
+    for half in range(2):
+        of_half = range(half * PANEL // 2, (half + 1) * PANEL // 2)
+        by_turns = [i + row for i in of_half for row in (0, PANEL)]
+        first, second = (f.shuffled(rows[i], by_turns, rows[i + 1]) for i in (0, 2))
+        places = 0, 1, PANEL, PANEL + 1
+        order = [i + place for i in range(0, PANEL, 2) for place in places]
+        four = f.shuffled(first, order, second)
+        raised = at.xor(four, f.constant(four.type, flipped & 0xFF))
+        place = f.times(word, PANEL * WORD)
+        f.store(raised, panel, f.sum(place, half * PANEL * WORD // 2))
 
 
-def lay_out_columns_of_pairs(
-    f: custom_call.Function, pairs: Any, columns: Any, words: Any, panel: Any
+def lay_out_word_of_pairs(
+    f: custom_call.Function, pairs: Any, columns: Any, word: Any, panel: Any
 ) -> None:
-    """Writes the instructions that lay out a panel of int4, ``(products, columns)``.
+    """Writes the instructions that lay out a word of int4, ``(products, columns)``.
 
     Args:
         f: function that is being written.
         pairs: pointer to the first of `PANEL` columns, of which two are in a byte.
         columns: number of all columns, even.
-        words: number of words of a column, at least one.
+        word: index of the word.
         panel: pointer to where the panel goes.
     """
     at, of_word = f.at, 2 * WORD
@@ -197,16 +212,15 @@ def lay_out_columns_of_pairs(
     twice = [place // 2 for place in range(PANEL)]
     halves = f.ir.Constant(ints, [0, _HALF] * (PANEL // 2))
     row_size = at.sdiv(columns, f.long(2))
-    with f.loop(0, words) as word:
-        start = f.offset(pairs, f.times(word, row_size, of_word))
-        laid_out = f.constant(ints, SIGNS[4])
-        for i in range(of_word):
-            row = f.load(start, f.times(row_size, i), bytes_of_row)
-            both = at.zext(f.shuffled(row, twice, row), ints)
-            one = at.and_(at.lshr(both, halves), f.constant(ints, 0xF))
-            moved = at.shl(one, f.constant(ints, 4 * i)) if i else one
-            laid_out = at.xor(laid_out, moved)
-        f.store(laid_out, panel, f.times(word, PANEL * WORD))
+    start = f.offset(pairs, f.times(word, row_size, of_word))
+    laid_out = f.constant(ints, SIGNS[4])
+    for i in range(of_word):
+        row = f.load(start, f.times(row_size, i), bytes_of_row)
+        both = at.zext(f.shuffled(row, twice, row), ints)
+        one = at.and_(at.lshr(both, halves), f.constant(ints, 0xF))
+        moved = at.shl(one, f.constant(ints, 4 * i)) if i else one
+        laid_out = at.xor(laid_out, moved)
+    f.store(laid_out, panel, f.times(word, PANEL * WORD))
 
 
 def widen(

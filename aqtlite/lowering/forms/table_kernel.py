@@ -33,6 +33,10 @@ _CACHE, _ROWS, _MOST_ROWS = 2**20, 8, 128
 """Bytes of rows that stay in the cache while panels are multiplied with them, and the
 number of whose rows they are a multiple, and the largest number."""
 
+_TOGETHER = 8
+"""Number of panels whose codes are laid out together: a line of the cache has the codes
+of a product for as many."""
+
 _WORK_OF_CODE, _WORK_OF_PRODUCT = 8, 4
 """Work of looking up a code and of a product, by that of a product of integers."""
 
@@ -112,8 +116,8 @@ def registered(kernel: Kernel) -> str:
     """Compiles a kernel, and returns the name of its custom call.
 
     Its arguments are the codes; the rows, float32 ``(rows, products)``; and the scales,
-    float32 ``(columns, tiles)`` or in `panels`. Its result is float32, ``(rows,
-    columns)``.
+    float32, ``(columns, tiles)``, in `panels`, or beside codes of columns ``(tiles,
+    columns)``. Its result is float32, ``(rows, columns)``.
     """
     custom_call.register(kernel.name, lambda: TableFunction(kernel))
     return kernel.name
@@ -166,11 +170,19 @@ class TableFunction(custom_call.Function):
         columns = self.size(out, 1)
         rows, products = (self.size(x, axis) for axis in (0, 1))
         pointers = map(self.data, (codes, x, scales, out))
-        words = (*pointers, rows, columns, self.size(scales, 1), products)
+        words = (*pointers, rows, columns, self._tiles(scales), products)
         for i, value in enumerate(words):
             self.store(value, state, 8 * i, 8)
         lines = self.sum(self.times(rows, _WORK_OF_PRODUCT), _WORK_OF_CODE)
         return columns, self.times(products, lines, PANEL // self.kernel.lanes)
+
+    def _tiles(self, scales: Any) -> Any:
+        """The number of tiles of a column."""
+        return self.size(scales, 0 if self._has_scales_of_columns else 1)
+
+    @property
+    def _has_scales_of_columns(self) -> bool:
+        return self.kernel.layout.is_of_columns and not self.kernel.has_packed_scales
 
     def compute(self, state, start, stop):
         at, words = self.at, range(4, self.words)
@@ -179,79 +191,112 @@ class TableFunction(custom_call.Function):
         table = Table(self, self.kernel.table, self.kernel.lanes)
         size = self.sum(_OF_FLOATS, self.times(call.tiles, _FLOAT * PANEL), _LINE)
         if self.kernel.layout is not Layout.PANELS:
-            size = self.sum(size, self.times(self._row_bytes(call), PANEL))
+            size = self.sum(size, self.times(self._panel_bytes(call), _TOGETHER))
         taken = self.call("malloc", self.pointer, size)
         # A vector that is not aligned lies in two lines of the cache.
         above = at.ptrtoint(self.offset(taken, _LINE), self.long)
         own = at.inttoptr(at.and_(above, self.long(-_LINE)), self.pointer)
+        own_scales = self.offset(own, _OF_FLOATS)
+        own_codes = self.offset(own_scales, self.times(call.tiles, _FLOAT * PANEL))
         together = self._together(call)
         with (
             self.loop(0, call.rows, together) as first,
-            self.loop(start, stop, PANEL) as index,
+            self.loop(start, stop, PANEL * _TOGETHER) as group,
         ):
-            panel = self._panel(call, table, first, index, self.offset(own, _OF_FLOATS))
-            if self.kernel.is_row:
-                self._compute_row(panel, call)
-            else:
-                rows = self.least(at.sub(call.rows, first), together)
-                self._compute_rows(panel, call, rows, own)
+            end = self.least(self.sum(group, PANEL * _TOGETHER), stop)
+            if self.kernel.layout is not Layout.PANELS:
+                self._lay_out(call, group, end, own_codes)
+            with self.loop(group, end, PANEL) as index:
+                codes = self._codes_of_panel(call, group, index, own_codes)
+                codes = Codes(table, codes, self.kernel.width)
+                panel = self._panel(call, codes, first, index, own_scales)
+                if self.kernel.is_row:
+                    self._compute_row(panel, call)
+                else:
+                    rows = self.least(at.sub(call.rows, first), together)
+                    self._compute_rows(panel, call, rows, own)
         self.call("free", self.none, taken)
 
     def _row_bytes(self, call: _Call) -> Any:
         """Bytes of the codes of a column."""
         return self.at.sdiv(self.times(call.products, self.kernel.width), self.long(8))
 
+    def _panel_bytes(self, call: _Call) -> Any:
+        """Bytes of the codes of a panel."""
+        return self.times(self._row_bytes(call), PANEL)
+
+    def _column(self, call: _Call, index: Any) -> Any:
+        """The first column of a panel: the last one ends with the last column."""
+        return self.least(index, self.at.sub(call.columns, self.long(PANEL)))
+
+    def _codes_of_panel(self, call: _Call, group: Any, index: Any, own: Any) -> Any:
+        """The codes of a panel, as given or as they were laid out for its group."""
+        if self.kernel.layout is Layout.PANELS:
+            return self.offset(call.codes, self.times(index, self._row_bytes(call)))
+        before = self.times(self.at.sub(index, group), self._row_bytes(call))
+        return self.offset(own, before)
+
+    def _lay_out(self, call: _Call, start: Any, stop: Any, own: Any) -> None:
+        """Lays out the codes of a group of panels.
+
+        Codes of columns are read a word of all panels at a time: those of a product lie
+        together, and those of the next one on another page.
+        """
+        width, row_bytes = self.kernel.width, self._row_bytes(call)
+        words = self.at.sdiv(row_bytes, self.long(WORD))
+        if not self.kernel.layout.is_of_columns:
+            with self.loop(start, stop, PANEL) as index:
+                before = self.times(self._column(call, index), row_bytes)
+                codes = self.offset(call.codes, before)
+                panel = self._codes_of_panel(call, start, index, own)
+                panels.lay_out(self, codes, words, panel, _SIGNS[width])
+            return
+        with self.loop(0, words) as word, self.loop(start, stop, PANEL) as index:
+            before = self.times(self._column(call, index), width)
+            codes = self.offset(call.codes, self.at.sdiv(before, self.long(8)))
+            panel = self._codes_of_panel(call, start, index, own)
+            given = self, codes, call.columns, word, panel
+            if width == TABLE_BITS:
+                panels.lay_out_word_of_pairs(*given)
+            else:
+                panels.lay_out_word_of_bytes(*given, _SIGNS[width])
+
     def _panel(
-        self, call: _Call, table: Table, first: Any, index: Any, own: Any
+        self, call: _Call, codes: Codes, first: Any, index: Any, own: Any
     ) -> _Panel:
         """The panel of the columns from one on, and rows from a first one on.
 
         Args:
             call: pointers and sizes of the call.
-            table: the table.
+            codes: the codes of the panel.
             first: first row.
             index: first column.
-            own: memory for scales and codes that are laid out here.
+            own: memory for scales that are laid out here.
         """
-        kernel = self.kernel
-        # Columns that are no whole panel are computed with those before them.
-        column = self.least(index, self.at.sub(call.columns, self.long(PANEL)))
-        row = index if kernel.has_packed_scales else column
-        scales = self.offset(call.scales, self.times(row, call.tiles, _FLOAT))
-        own_codes = self.offset(own, self.times(call.tiles, _FLOAT * PANEL))
-        if kernel.layout is Layout.PANELS:
-            of_panel = self.times(index, self._row_bytes(call))
-            codes = self.offset(call.codes, of_panel)
+        column, scales = self._column(call, index), own
+        if self.kernel.has_packed_scales:
+            before = self.times(index, call.tiles, _FLOAT)
+            scales = self.offset(call.scales, before)
+        elif self._has_scales_of_columns:
+            self._copy_scales(call, column, own)
         else:
-            codes = own_codes
-            self._lay_out(call, column, own_codes)
-        if not kernel.has_packed_scales:
-            panels.lay_out(self, scales, call.tiles, own)
-            scales = own
+            before = self.times(column, call.tiles, _FLOAT)
+            panels.lay_out(self, self.offset(call.scales, before), call.tiles, own)
         place = self.sum(self.times(first, call.columns), column)
         return _Panel(
-            Codes(table, codes, kernel.width),
+            codes,
             scales,
             self.offset(call.x, self.times(first, call.products, _FLOAT)),
             self.offset(call.out, self.times(place, _FLOAT)),
         )
 
-    def _lay_out(self, call: _Call, column: Any, panel: Any) -> None:
-        """Lays out the codes of the columns from one on as a panel."""
-        width, row_bytes = self.kernel.width, self._row_bytes(call)
-        words = self.at.sdiv(row_bytes, self.long(WORD))
-        if not self.kernel.layout.is_of_columns:
-            codes = self.offset(call.codes, self.times(column, row_bytes))
-            panels.lay_out(self, codes, words, panel, _SIGNS[width])
-            return
-        before = self.at.sdiv(self.times(column, width), self.long(8))
-        codes = self.offset(call.codes, before)
-        if width == TABLE_BITS:
-            panels.lay_out_columns_of_pairs(self, codes, call.columns, words, panel)
-        else:
-            panels.lay_out_columns(
-                self, codes, call.columns, words, panel, _SIGNS[width]
-            )
+    def _copy_scales(self, call: _Call, column: Any, own: Any) -> None:
+        """Lays out scales ``(tiles, columns)`` of a panel."""
+        floats = self.ir.VectorType(self.ir.FloatType(), PANEL)
+        with self.loop(0, call.tiles) as tile:
+            place = self.sum(self.times(tile, call.columns), column)
+            found = self.load(call.scales, self.times(place, _FLOAT), floats)
+            self.store(found, own, self.times(tile, _FLOAT * PANEL))
 
     def _together(self, call: _Call) -> Any:
         """The number of rows that are multiplied by a panel before the next one."""

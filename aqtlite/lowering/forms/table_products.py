@@ -75,7 +75,7 @@ def sums_of_columns(
     Args:
         x: as in `sums`.
         codes: uint8; or int4 or uint4, of an even number of columns.
-        scales: as in `sums`.
+        scales: float32, ``(tiles, columns)``.
         table: as in `sums`.
     """
     is_byte = codes.dtype == jnp.uint8
@@ -91,6 +91,7 @@ class _TableSums(TargetDependent):
     layout: Layout
 
     def reference(self, codes, x, scales):
+        scales = scales.T if self.layout.is_of_columns else scales
         columns, tiles = scales.shape
         if self.layout is Layout.PANELS:
             codes = Panels(codes, columns, TABLE_BITS).integers()
@@ -106,7 +107,11 @@ class _TableSums(TargetDependent):
 
     def lowered(self, target, codes, x, scales):
         del target
-        return _call(self, codes, x, scales, scales.shape[0])
+        return _call(self, codes, x, scales, self.columns_of(scales))
+
+    def columns_of(self, scales: jax.Array) -> int:
+        """The number of columns, by scales that are not in panels."""
+        return scales.shape[1 if self.layout.is_of_columns else 0]
 
     def packing(self, known, types):
         codes, scales = 0, 2
@@ -127,12 +132,15 @@ def _call(
     rows, products = x.shape
     if function.layout is Layout.PANELS:
         panels.check(codes, columns, products, TABLE_BITS)
+    has_packed_scales = scales.ndim == 3
+    are_rows = has_packed_scales or not function.layout.is_of_columns
+    tiles = scales.shape[1 if are_rows else 0]
     kernel = Kernel(
         function.table,
         PANEL if processor.has_avx512() else PANEL // 2,
-        math.gcd(products // scales.shape[1], LARGEST_RUN),
+        math.gcd(products // tiles, LARGEST_RUN),
         function.layout,
-        has_packed_scales=scales.ndim == 3,
+        has_packed_scales,
         is_row=rows == 1,
     )
     out = jax.ShapeDtypeStruct((rows, columns), jnp.float32)
@@ -156,9 +164,13 @@ class _Panels(Packing):
     def pack(self, args):
         arguments = self.argument, *self.beside
         return tuple(
-            panels.of_scales(args[i]) if i else self._in_panels(args[i])
+            panels.of_scales(self._of_rows(args[i])) if i else self._in_panels(args[i])
             for i in arguments
         )
+
+    def _of_rows(self, scales: jax.Array) -> jax.Array:
+        """Scales ``(columns, tiles)``."""
+        return scales.T if self.function.layout.is_of_columns else scales
 
     def _in_panels(self, codes: jax.Array) -> jax.Array:
         if self.function.layout.is_of_columns:
@@ -170,9 +182,11 @@ class _Panels(Packing):
         return panels.of_bytes(codes, TABLE_BITS)
 
     def run(self, packed, args):
+        of = self.function
         arguments = dict(zip((self.argument, *self.beside), packed, strict=True))
         codes, x, scales = (arguments.get(i, one) for i, one in enumerate(args))
-        of = self.function
+        columns = of.columns_of(args[2])
         if 0 in arguments:
             of = dataclasses.replace(of, layout=Layout.PANELS)
-        return _call(of, codes, x, scales, args[2].shape[0])
+            scales = scales if 2 in arguments else self._of_rows(scales)
+        return _call(of, codes, x, scales, columns)

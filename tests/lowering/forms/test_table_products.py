@@ -60,6 +60,11 @@ def sums(x, codes, scales, table=NF4):
 
 
 @jax.jit
+def sums_of_columns(x, codes, scales):
+    return table_products.sums_of_columns(x, codes, scales, NF4)
+
+
+@jax.jit
 def sums_of_panels(x, values, scales):
     return table_products.sums(x, Panels(values, len(scales), 4), scales, NF4)
 
@@ -108,6 +113,9 @@ def test_layouts_and_numbers_of_rows_have_equal_bits(columns, products, of_tile)
         "int4": lax.bitcast_convert_type(nibbles, jnp.int4),
         "two in a byte": in_bytes,
     }
+    of_columns = {"uint8": jnp.asarray(codes).T}
+    if columns % 2 == 0:
+        of_columns |= {"uint4": nibbles.T, "int4": layouts["int4"].T}
     packed = panels.of_bytes(in_bytes, 4)
     for rows in (1, 2, 3, 5, 8, 17, 64):
         for start in (0, len(x) - rows):
@@ -115,6 +123,9 @@ def test_layouts_and_numbers_of_rows_have_equal_bits(columns, products, of_tile)
             for name, given in layouts.items():
                 got = sums(x[part], given, scales)
                 np.testing.assert_array_equal(got, wanted[part], f"{rows}, {name}")
+            for name, given in of_columns.items():
+                got = sums_of_columns(x[part], given, scales.T)
+                np.testing.assert_array_equal(got, wanted[part], f"{rows}, {name}.T")
             got = sums_of_panels(x[part], packed, scales)
             np.testing.assert_array_equal(got, wanted[part], f"{rows}, panels")
 
@@ -214,6 +225,30 @@ def test_codes_are_packed_for_serving(dtype, rows):
     assert ((3, 16 * 96 // 2), jnp.uint8) in types
     assert ((3, 3, 16), jnp.float32) in types
     assert f"_{Layout.PANELS:d}_1_" in program.compiled.as_text()
+    np.testing.assert_array_equal(program(x), sums(x, codes, scales))
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint8"])
+@pytest.mark.parametrize("are_scales_known", [True, False])
+def test_codes_of_columns_are_packed_for_serving(dtype, are_scales_known):
+    x, codes, scales = operands(34, 96, 32, 5)
+    given = jnp.asarray(codes).T.astype(jnp.uint4)
+    if dtype == "int4":
+        given = lax.bitcast_convert_type(given, jnp.int4)
+    params = {"codes": given.astype(dtype), "scales": jnp.asarray(scales).T}
+
+    def serve(params, x):
+        scales = params["scales"]
+        if not are_scales_known:
+            scales = scales * jnp.where(jnp.isnan(x[0, 0]), 2, 1)
+        return table_products.sums_of_columns(x, params["codes"], scales, NF4)
+
+    program = aqtlite.compile_serving(serve, params, x)
+    types = [
+        (one.shape, one.dtype) for one in jax.tree.leaves(program.compiled.in_avals)
+    ]
+    assert ((3, 16 * 96 // 2), jnp.uint8) in types
+    assert (((3, 3, 16), jnp.float32) in types) == are_scales_known
     np.testing.assert_array_equal(program(x), sums(x, codes, scales))
 
 
