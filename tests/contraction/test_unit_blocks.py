@@ -148,3 +148,20 @@ def test_gradients_are_those_without_the_kernel(without_kernel):
     for one, wanted in zip(got, gradients(), strict=True):
         error = 2e-6 * np.abs(wanted).max()
         np.testing.assert_allclose(one, wanted, atol=error, rtol=0)
+
+
+NF4 = config.update(config.weight_only(4), {"fwd.rhs.numerics": numerics.NormalFloat()})
+
+
+@pytest.mark.parametrize("sizes", [("rows, 64", "64, 32"), ("3, 64", "64, columns")])
+@pytest.mark.parametrize("cfg", [config.mxfp4(), NF4], ids=["mxfp4", "nf4"])
+def test_symbolic_sizes_are_exported(cfg, sizes):
+    scope = jax.export.SymbolicScope()
+    types = [
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape(size, scope=scope), jnp.float32)
+        for size in sizes
+    ]
+    dot = jax.jit(lambda x, w: aqtlite.einsum("tk,kn->tn", x, w, cfg=cfg))
+    x, w = common.normal((3, 64)), common.normal((64, 32), 1)
+    got, wanted = jax.export.export(dot)(*types).call(x, w), dot(x, w)
+    np.testing.assert_allclose(got, wanted, atol=2e-6 * abs(wanted).max(), rtol=0)

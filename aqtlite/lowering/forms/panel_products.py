@@ -98,10 +98,12 @@ def reads(columns: int, products: int, bits: int) -> bool:
     """Returns True if the kernel reads a matrix of weights.
 
     Args:
-        columns: number of rows of the matrix.
+        columns: number of rows of the matrix; symbolic ones are not read.
         products: number of weights of a row in a tile.
         bits: bits of a weight.
     """
+    if not isinstance(columns, int):
+        return False
     is_whole = products % BLOCK == 0 and 0 < products <= _PRODUCTS[bits]
     return is_whole and columns >= PANEL
 

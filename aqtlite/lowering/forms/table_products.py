@@ -31,9 +31,11 @@ def reads(columns: int, products_per_tile: int) -> bool:
     """Returns True if the kernel reads a matrix of codes.
 
     Args:
-        columns: number of columns.
+        columns: number of columns; symbolic ones are not read.
         products_per_tile: number of weights of a column that have one scale.
     """
+    if not (isinstance(columns, int) and isinstance(products_per_tile, int)):
+        return False
     is_whole = products_per_tile > 0 and products_per_tile % _SMALLEST_RUN == 0
     return is_whole and columns >= PANEL
 
