@@ -61,6 +61,10 @@ class _SumOfProducts(TargetDependent):
     """Pytree structure of the arguments after the stored values of lhs and rhs, which
     come first to be seen as its operands: the operation, and the rest of both."""
 
+    @property
+    def sums_floats(self):
+        return True
+
     def reference(self, *arrays):
         operation, lhs, rhs = self._of(*arrays)
         how = as_floats(self.how)

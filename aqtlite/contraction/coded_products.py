@@ -21,7 +21,7 @@ from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering import exact
 from aqtlite.lowering.forms import panel_products, table_products
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Float, NormalFloat, Numerics
 from aqtlite.operations import Operation
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor import stored_values
@@ -91,7 +91,10 @@ def reads(weight: QTensor, contracting: Axes) -> bool:
         weight: the weight quantized.
         contracting: its contracting axes.
     """
-    if not stored_values.has_codes(weight.numerics) or weight.padding:
+    grid = weight.numerics
+    # Another table may decode a value by the others.
+    has_table = isinstance(grid, Float | NormalFloat) and stored_values.has_codes(grid)
+    if not has_table or weight.padding:
         return False
     sizes = [weight.shape[axis] for axis in contracting]
     blocks = [weight.blocks[axis] for axis in contracting]
@@ -149,6 +152,10 @@ class _SumOfProducts(TargetDependent):
     structure: Any
     """Pytree structure of the arguments: the values of lhs and rhs, which come first to
     be seen as its operands, the operation, and the rest of both."""
+
+    @property
+    def sums_floats(self):
+        return True
 
     def reference(self, *leaves):
         operation, lhs, lhs_q, rhs_q = self._of(*leaves)

@@ -74,18 +74,7 @@ def quantize_and_sum(
         rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
     # The values of a given operand are read as they are stored.
     stored = rhs if isinstance(rhs, QTensor) else rhs_q
-    if stored is not None and unit_blocks.takes(how, operation, lhs, lhs_q, stored):
-        sums = unit_blocks.sum_products(how, operation, lhs, lhs_q, stored)
-    elif stored is not None and coded_products.takes(
-        how, operation, lhs, lhs_q, stored
-    ):
-        sums = coded_products.sum_products(how, operation, lhs, lhs_q, stored)
-    elif how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
-        sums = block_products.sum_products(how, operation, lhs_q, rhs_q)
-    elif packed_products.is_packed(lhs_q) or packed_products.is_packed(rhs_q):
-        sums = packed_products.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
-    else:
-        sums = accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
+    sums = _summed(how, operation, (lhs, rhs), (lhs_q, rhs_q), stored)
     if tapped.is_tapping():
         operands, quantized = (lhs, rhs), (lhs_q, rhs_q)
         sums = tapped.noted_sums(
@@ -93,6 +82,33 @@ def quantize_and_sum(
         )
     sums = checkpoint_name(sums, remat.SUMS)
     return Quantized(lhs_q, lhs_nan), Quantized(rhs_q, rhs_nan), sums
+
+
+def _summed(
+    how: ContractionExecution,
+    operation: Operation,
+    operands: tuple[Operand, Operand],
+    quantized: tuple[QTensor | None, QTensor | None],
+    stored: QTensor | None,
+) -> jax.Array:
+    """The sums of products, by a kernel of floats of few bits if one takes them.
+
+    Args:
+        how: execution of the contraction.
+        operation: the contraction.
+        operands: both operands.
+        quantized: both operands quantized, None for floats.
+        stored: rhs quantized, with values as they are stored.
+    """
+    (lhs, rhs), (lhs_q, rhs_q) = operands, quantized
+    for kernel in (unit_blocks, coded_products) if stored is not None else ():
+        if kernel.takes(how, operation, lhs, lhs_q, stored):
+            return kernel.sum_products(how, operation, lhs, lhs_q, stored)
+    if packed_products.is_packed(lhs_q) or packed_products.is_packed(rhs_q):
+        return packed_products.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
+    if how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
+        return block_products.sum_products(how, operation, lhs_q, rhs_q)
+    return accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
 
 
 _traced_once = inlined.traced_once(quantize_and_sum, static_argnums=0)

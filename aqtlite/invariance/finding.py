@@ -15,6 +15,7 @@ from aqtlite.contraction.differentiation import SCOPE
 from aqtlite.invariance import angles, known, rules
 from aqtlite.jaxpr import equations, registry, rewriting, scopes
 from aqtlite.jaxpr.replacement import Location, Replacement
+from aqtlite.lowering import target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +53,34 @@ class Forms:
         return "\n  ".join([*lines, *(f"refused: {one}" for one in self.refused)])
 
 
-def find(closed: core.ClosedJaxpr, others: Collection[Location] = ()) -> Forms:
+def find(
+    closed: core.ClosedJaxpr, others: Collection[Location] = (), scope: str = ""
+) -> Forms:
     """Finds the forms of a program's operations.
 
     Args:
         closed: the program.
         others: locations of equations that are replaced by something else.
+        scope: name scope around the program.
     """
     replacements: dict[Location, Replacement] = {}
     counts: collections.Counter[str] = collections.Counter()
-    refused = []
+    refused: list[str] = []
     pairs: dict[Any, angles.Pair] = collections.defaultdict(angles.Pair)
-    for one in _equations(closed, _Place((), "", 0), frozenset(others), {}):
+    for one in _equations(closed, _Place((), scope, 0), frozenset(others), {}):
+        if one.reference is not None and not one.place.is_in_condition:
+            inner = find(one.reference, scope=one.scope)
+            counts.update(inner.counts)
+            refused += inner.refused
+            replacements[one.location] = Replacement(
+                functools.partial(_by_reference, one),
+                per_step=(False,) * one.place.num_scans,
+            )
+            continue
         try:
             rule = one.rule
-            if rule is not None and one.place.is_in_condition:
+            is_float = rule is not None or one.reference is not None
+            if is_float and one.place.is_in_condition:
                 raise rules.NoForm(
                     f"{one.eqn.primitive.name} in the condition of a while loop has no "
                     "such form: compute it in the body, and carry the result"
@@ -96,6 +110,17 @@ def _evaluated(
 ) -> tuple[list[jax.Array], None]:
     del given
     return rules.apply(rule, eqn, values), None
+
+
+def _by_reference(
+    one: "_Equation", values: Sequence[Any], given: Any
+) -> tuple[list[jax.Array], None]:
+    del given
+    closed = one.reference
+    if closed is None:
+        raise TypeError(f"{one.eqn.primitive.name} has no reference")
+    forms = find(closed, scope=one.scope)
+    return rewriting.evaluate(closed, values, forms.replacements)[0], None
 
 
 def _constant(
@@ -131,6 +156,14 @@ class _Equation:
     place: _Place
     inputs: Sequence[np.ndarray | None]
     """Values that depend on no input of the program; None for others."""
+
+    @functools.cached_property
+    def reference(self) -> core.ClosedJaxpr | None:
+        """The reference of a function whose forms add floats in other orders."""
+        function = target.function_of(self.eqn)
+        if function is None or not function.sums_floats:
+            return None
+        return target.reference_of(self.eqn)
 
     @functools.cached_property
     def rule(self) -> rules.Rule | None:

@@ -62,6 +62,12 @@ class TargetDependent(abc.ABC):
     is_composite: ClassVar[bool] = False
     """Whether the lowered form is made of functions that may have packings."""
 
+    @property
+    def sums_floats(self) -> bool:
+        """Whether forms add floats in an order that depends on more than the values:
+        one that does not (`aqtlite.invariant`) is made of the reference."""
+        return False
+
     @abc.abstractmethod
     def reference(self, *args: Any) -> jax.Array:
         """The plain form, which defines the type of the result and the derivative."""
@@ -203,6 +209,10 @@ class Mapped(TargetDependent):
 
     function: TargetDependent
     axes: tuple[int | None, ...]
+
+    @property
+    def sums_floats(self):
+        return self.function.sums_floats
 
     def reference(self, *args):
         return jax.vmap(self.function.reference, self.axes)(*args)

@@ -12,7 +12,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config
-from aqtlite.contraction import block_products, unit_blocks
+from aqtlite.contraction import block_products, coded_products, unit_blocks
 from aqtlite.lowering.forms import block_scaled
 from aqtlite.lowering.target import Target
 from tests.common import MATMUL, mostly_slow, normal, quick_jit
@@ -75,7 +75,8 @@ def on_target(monkeypatch):
             return taken[-1]
 
         monkeypatch.setattr(block_products, "form_of", form_of)
-        monkeypatch.setattr(unit_blocks, "takes", lambda *_: False)  # Of CPUs.
+        for of_cpus in (unit_blocks, coded_products):
+            monkeypatch.setattr(of_cpus, "takes", lambda *_: False)
         return taken
 
     return use
