@@ -57,6 +57,17 @@ def scaled_product(lhs, rhs, lhs_scale, rhs_scale):
     return jnp.einsum("bmk,bnk->bmn", left, right)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_kernels():
+    """Has CPUs contract all floats in blocks alike: kernels take some of them."""
+    with pytest.MonkeyPatch.context() as changed:
+        for kernel in (unit_blocks, coded_products):
+            changed.setattr(kernel, "takes", lambda *_: False)
+        jax.clear_caches()
+        yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def on_target(monkeypatch):
     """A function that has contractions run in the form for a target."""
@@ -75,8 +86,6 @@ def on_target(monkeypatch):
             return taken[-1]
 
         monkeypatch.setattr(block_products, "form_of", form_of)
-        for of_cpus in (unit_blocks, coded_products):
-            monkeypatch.setattr(of_cpus, "takes", lambda *_: False)
         return taken
 
     return use

@@ -48,7 +48,13 @@ LAYOUTS = {
 @pytest.fixture
 def without_kernel(monkeypatch):
     """Disables the kernel when called."""
-    return lambda: monkeypatch.setattr(panel_products, "runs_here", lambda: False)
+
+    def disable():
+        monkeypatch.setattr(panel_products, "runs_here", lambda: False)
+        jax.clear_caches()
+
+    yield disable
+    jax.clear_caches()
 
 
 def operands(layout, dtype="float32"):
