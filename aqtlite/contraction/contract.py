@@ -234,10 +234,10 @@ def _is_for_kernel(operation: Operation, rhs: QTensor) -> bool:
     """Whether rhs has floats that a kernel reads as they are stored."""
     contracting, _, remaining, *_ = operation.axes("rhs")
     order = tuple(rhs.stored_axes[axis] for axis in remaining + contracting)
-    is_last = order == tuple(range(rhs.ndim))
-    if is_last and unit_blocks.is_for_kernel(operation, rhs):
+    own = tuple(range(rhs.ndim))
+    if order == own and unit_blocks.is_for_kernel(operation, rhs):
         return True
-    has_codes = rhs.qvalue.dtype == jnp.int4
+    has_codes = rhs.qvalue.dtype == jnp.int4 and own in (order, rhs.stored_axes)
     return has_codes and coded_products.is_for_kernel(operation, rhs)
 
 

@@ -1,5 +1,8 @@
 """Floats by codes of a table, contracted by a kernel of CPUs."""
 
+import dataclasses
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import aqtlite
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.lowering.forms import panel_products
+from aqtlite.qtensor import stored_values
 from tests import common
 from tests.flax.support import init
 
@@ -152,3 +156,18 @@ def test_gradients_are_those_without_the_kernel(without_kernel):
     got = gradients()
     without_kernel()
     jax.tree.map(np.testing.assert_array_equal, got, gradients())
+
+
+@pytest.mark.parametrize("name", ["a scale per channel", "blocks of 16"])
+def test_codes_may_be_stored_in_any_order(name):
+    x, w, dims = operands("heads")
+    tensor = CFGS[name].fwd.rhs
+    q = aqtlite.quantize(w, tensor, dims[0][1])
+    codes = stored_values.to_save(q.qvalue, tensor.numerics)
+    q = dataclasses.replace(q, qvalue=codes)
+    dot = jax.jit(aqtlite.make_dot_general(CFGS[name]), static_argnums=2)
+    wanted = dot(x, q, dims)
+    for order in itertools.permutations(range(q.ndim)):
+        got = dot(x, q.stored_in(order), dims)
+        # Of some orders, other forms contract the decoded values.
+        np.testing.assert_allclose(got, wanted, atol=1e-6 * abs(wanted).max(), rtol=0)
