@@ -17,8 +17,8 @@ _START, _END = ".aqtlite-", ".unfinished"
 def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives the path of what is to be written, which gets its name when it is whole.
 
-    It is written in a folder of the writer's own, beside the path. Those that writers
-    to this path left, whose process was stopped, are removed.
+    It is written in a folder of the writer's own, beside the path. Folders that killed
+    writers to the same path left behind are removed.
 
     Raises:
         CheckpointError: if the path exists, even if another writer makes it in the
@@ -45,7 +45,7 @@ def _own_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
     own = made.with_suffix(_END)
     lock = os.open(made, os.O_RDONLY)
     try:
-        _is_locked_here(lock)
+        _try_lock(lock)  # Without locks, no one removes what others left.
         made.rename(own)  # Locked before others may look at it.
         try:
             yield own
@@ -61,13 +61,13 @@ def _remove_left(parent: pathlib.Path, name: str) -> None:
         with contextlib.suppress(OSError):  # Another writer's, or just removed.
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if {*os.listdir(lock)} <= {name} and _is_locked_here(lock):
+                if {*os.listdir(lock)} <= {name} and _try_lock(lock):
                     staging.remove(folder)
             finally:
                 os.close(lock)
 
 
-def _is_locked_here(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Locks a folder, unless a process has; where there are no locks, it is left."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -94,7 +94,7 @@ def reads(weight: QTensor, contracting: Axes) -> bool:
     grid = weight.numerics
     # Another table may decode a value by the others.
     has_table = isinstance(grid, Float | NormalFloat) and stored_values.has_codes(grid)
-    if not has_table or weight.padding:
+    if not has_table or weight.padding is not None:
         return False
     sizes = [weight.shape[axis] for axis in contracting]
     blocks = [weight.blocks[axis] for axis in contracting]

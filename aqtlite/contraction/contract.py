@@ -214,8 +214,8 @@ def _in_storage(
     """A `QTensor` in its grid's dtype, and the contraction of its axes as stored.
 
     Sums of floats depend on the order of the axes, exact sums do not: only for exact
-    sums do the axes keep their stored order. Floats that
-    a kernel may read keep it until their values are contracted.
+    sums do the axes keep their stored order. Values that a kernel may read stay as they
+    are stored.
     """
     if side == "rhs" and _is_for_kernel(operation, x):
         return operation, x.with_values_as_stored()
@@ -231,7 +231,8 @@ def _in_storage(
 
 
 def _is_for_kernel(operation: Operation, rhs: QTensor) -> bool:
-    """Whether rhs has floats that a kernel reads as they are stored."""
+    """Whether a kernel reads the floats of rhs as they are stored: with contracting
+    axes last, or codes in their own order."""
     contracting, _, remaining, *_ = operation.axes("rhs")
     order = tuple(rhs.stored_axes[axis] for axis in remaining + contracting)
     own = tuple(range(rhs.ndim))

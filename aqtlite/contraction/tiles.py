@@ -210,7 +210,8 @@ def by_kernel(
     rows = math.prod(lhs.shape[axis] for axis in operation.axes("lhs").remaining)
     if rows >= _ROWS_TO_TRANSPOSE:
         operation, lhs, lhs_scale = _transposed(operation, "lhs", lhs, lhs_scale)
-        operation, rhs, rhs_scale = _transposed(operation, "rhs", rhs, rhs_scale)
+        if coding is Coding.INTEGERS:
+            operation, rhs, rhs_scale = _transposed(operation, "rhs", rhs, rhs_scale)
     rank = len(counts)
     last = tuple(tuple(range(x.ndim - rank, x.ndim)) for x in (lhs, rhs))
     has_tiles = rhs_scale.shape[-rank:] == counts and (

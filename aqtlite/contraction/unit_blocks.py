@@ -81,7 +81,7 @@ def reads(weight: QTensor, contracting: Axes) -> bool:
         contracting: its contracting axes.
     """
     tile = math.prod(weight.blocks[axis] for axis in contracting)
-    is_whole = not weight.padding and _has_units(weight.numerics)
+    is_whole = weight.padding is None and _has_units(weight.numerics)
     return is_whole and _is_read(weight, contracting, tile)
 
 
@@ -95,7 +95,7 @@ def _is_read(rhs: QTensor, contracting: Axes, tile: int) -> bool:
 def _is_in_units(one: OperandExecution, q: QTensor) -> bool:
     """Whether an operand in blocks is contracted as multiples of a unit."""
     is_form = one.form in ("in blocks", "dequantized") and not one.tensor.use_fake_quant
-    has_blocks = one.tensor.blocks is not None and not q.padding
+    has_blocks = one.tensor.blocks is not None and q.padding is None
     is_narrow = q.dtype != np.float64
     return is_form and has_blocks and is_narrow and _has_units(q.numerics)
 
@@ -146,6 +146,10 @@ class _SumOfProducts(TargetDependent):
     """Pytree structure of the arguments: the values of lhs and rhs, which come first to
     be seen as its operands, the operation, and the rest of both."""
 
+    @property
+    def sums_floats(self):
+        return True
+
     def reference(self, *leaves):
         (lhs, rhs), operation, (lhs_q, rhs_q) = self._of(*leaves)
         rhs_q = _with_values(rhs_q, rhs)
@@ -181,7 +185,7 @@ def _as_stored(
 ) -> jax.Array | None:
     """Contracts with rhs as it is stored, by the kernel; None if it does not suit."""
     stored = operation.in_storage("rhs", rhs.axes)
-    if stored is None:
+    if stored is None or stored.axes("rhs").contracting[-1] != len(rhs.axes) - 1:
         return None
     grid, values, coding = _of_units(rhs.grid), rhs.values, Coding.E2M1
     if values.dtype != jnp.int4 or grid.magnitudes != _E2M1.magnitudes:

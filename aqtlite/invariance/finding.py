@@ -73,7 +73,7 @@ def find(
             counts.update(inner.counts)
             refused += inner.refused
             replacements[one.location] = Replacement(
-                functools.partial(_by_reference, one),
+                functools.partial(_by_reference, one.reference, inner),
                 per_step=(False,) * one.place.num_scans,
             )
             continue
@@ -113,13 +113,9 @@ def _evaluated(
 
 
 def _by_reference(
-    one: "_Equation", values: Sequence[Any], given: Any
+    closed: core.ClosedJaxpr, forms: Forms, values: Sequence[Any], given: Any
 ) -> tuple[list[jax.Array], None]:
     del given
-    closed = one.reference
-    if closed is None:
-        raise TypeError(f"{one.eqn.primitive.name} has no reference")
-    forms = find(closed, scope=one.scope)
     return rewriting.evaluate(closed, values, forms.replacements)[0], None
 
 

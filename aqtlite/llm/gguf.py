@@ -45,8 +45,8 @@ _ABSENT: Mapping[str, tuple[float, ...]] = {
     "attention.shared_kv_layers": (0,),
     "rope.scaling.attn_factor": (1,),
 }
-"""Keys of what a decoder has not, with the values that say that the model has it not
-either."""
+"""Keys for features that a decoder does not have, with the values that turn them off.
+"""
 
 
 def config_of(source: QuantizedCheckpoint) -> DecoderConfig:

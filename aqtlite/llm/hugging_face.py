@@ -307,7 +307,10 @@ def size_of_heads(settings: Settings, key: str, default: int) -> int:
     default = max(default, 1)
     found = settings.integer(key, 1, default, _LARGEST_HEAD)
     if found > _LARGEST_HEAD:
-        raise settings.wrong(key, f"given, or heads are {default} channels wide")
+        raise CheckpointError(
+            f"{settings.where}: heads are {default} channels wide, more than "
+            f"{_LARGEST_HEAD}; give {key}"
+        )
     return found
 
 

@@ -64,8 +64,8 @@ class TargetDependent(abc.ABC):
 
     @property
     def sums_floats(self) -> bool:
-        """Whether forms add floats in an order that depends on more than the values:
-        one that does not (`aqtlite.invariant`) is made of the reference."""
+        """Whether forms add floats in different orders: `aqtlite.invariant` replaces
+        the function by its reference then."""
         return False
 
     @abc.abstractmethod

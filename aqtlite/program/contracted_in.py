@@ -49,7 +49,8 @@ def products(function: Callable[..., Any], *args: Any, platform: str) -> list[st
         program. A product that takes scales of blocks has ``", block-scaled"`` after
         them. Products of integers that read int4 as bytes of two, as CPUs do for large
         weights, have ``", int4 in pairs"``, and those of the kernels of the extra
-        ``cpu`` have ``", by a kernel"``: codes of floats are uint8 there.
+        ``cpu`` have ``", by a kernel"``: there, codes of floats are int4 where they are
+        stored, and uint8, or in blocks int8, where they are computed.
 
     Raises:
         ValueError: if the platform is unknown.

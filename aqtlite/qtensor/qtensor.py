@@ -15,7 +15,7 @@ from aqtlite import config, errors
 from aqtlite.lowering import float8, transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import indexing, stored_values
-from aqtlite.qtensor.laid_out import LaidOut
+from aqtlite.qtensor.laid_out import LaidOut, PackedIntegers
 from aqtlite.qtensor.no_arithmetic import NoArithmetic
 from aqtlite.qtensor.transposed_values import TransposedValues
 from aqtlite.shapes import block_shapes
@@ -165,11 +165,14 @@ class QTensor(NoArithmetic):
             ValueError: if there is more than values of a grid and their scales.
         """
         axes, grid = self.stored_axes, self.numerics
-        if grid is None or self.padding is not None or self.zero_point is not None:
+        others = self.padding, self.zero_point, self.sums, self.offset
+        if grid is None or any(one is not None for one in others):
             raise ValueError(f"{self!r} has more than values of a grid, and scales")
+        fields: dict[str, Any] = {"scale": transposed(self.scale, axes)}
+        if self.unrounded is not None:
+            fields["unrounded"] = transposed(self.unrounded, axes)
         values = TransposedValues(self.qvalue, axes, grid)
-        scale = transposed(self.scale, axes)
-        return dataclasses.replace(self, qvalue=values, scale=scale, order=None)
+        return dataclasses.replace(self, qvalue=values, order=None, **fields)
 
     def as_stored(self) -> "QTensor":
         """Returns the array with its axes in the order of storage."""
@@ -319,7 +322,7 @@ class QTensor(NoArithmetic):
     def __repr__(self) -> str:
         """Shows dtypes and shapes instead of numbers, of which there may be many."""
         parts = [describe(self.qvalue), f"scale={describe(self.scale)}"]
-        if isinstance(self.qvalue, LaidOut):
+        if isinstance(self.qvalue, PackedIntegers):
             parts.append("packed")
         if self.zero_point is not None:
             parts.append(f"zero_point={describe(self.zero_point)}")

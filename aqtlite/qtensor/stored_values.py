@@ -32,9 +32,10 @@ def to_save(values: jax.Array, grid: Numerics | None) -> jax.Array:
 
 def has_codes(grid: Numerics | None) -> bool:
     """Returns True if values of a grid are stored as codes of four bits for floats."""
-    if grid is None or float_codes.has_codes(grid):
-        return grid is not None
-    return grid.arithmetic == "table" and grid.storage_dtype == jnp.uint4
+    if grid is None:
+        return False
+    has_table = grid.arithmetic == "table" and grid.storage_dtype == jnp.uint4
+    return has_table or float_codes.has_codes(grid)
 
 
 def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:

@@ -139,8 +139,8 @@ def _may_mix_positions(one: TappedOperand) -> bool:
 def _dynamic(one: TappedOperand) -> dict[str, str] | None:
     """Returns the changes by which the range is that of each call, and of each row.
 
-    None if nothing tells whether a row is one of positions, and the present range,
-    which is known before the call, sees none of them.
+    None if the present range is known before the call, and nothing tells whether one of
+    each call would see later positions.
     """
     is_told = one.by_rule or one.is_of_activations or not one.has_batch
     is_found = of_activations.is_found(one.cfg) or one.cfg.scale_moves

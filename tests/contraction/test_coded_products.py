@@ -126,10 +126,11 @@ def test_a_row_does_not_depend_on_the_others():
     dims = ((1,), (0,)), ((), ())
     dot = jax.jit(dot, static_argnums=2)
     together = dot(x, w, dims)
-    if panel_products.runs_here():
-        for start, stop in ((0, 1), (3, 20), (5, 70)):
-            some = dot(x[start:stop], w, dims)
-            np.testing.assert_array_equal(some, together[start:stop])
+    if not panel_products.runs_here():
+        pytest.skip("there is no kernel for this processor")
+    for start, stop in ((0, 1), (3, 20), (5, 70)):
+        some = dot(x[start:stop], w, dims)
+        np.testing.assert_array_equal(some, together[start:stop])
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])

@@ -1,5 +1,7 @@
 """Small floats in blocks, summed as integers by the kernel of CPUs."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.export
@@ -11,6 +13,7 @@ import aqtlite
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.lowering.forms import panel_products
+from aqtlite.qtensor import stored_values
 from tests import common
 from tests.flax.support import init
 
@@ -154,6 +157,19 @@ def test_gradients_are_those_without_the_kernel(without_kernel):
     for one, wanted in zip(got, gradients(), strict=True):
         error = 2e-6 * np.abs(wanted).max()
         np.testing.assert_allclose(one, wanted, atol=error, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [3, 64, 100])
+@pytest.mark.parametrize("name", ["mxfp4", "weights by mxfp4"])
+def test_codes_in_their_own_order_are_contracted(name, rows):
+    """Contracting axes come first, as in the transposed weight of a checkpoint."""
+    cfg = CFGS[name]
+    x, w = common.normal((rows, 128)), common.normal((128, 40), 1)
+    q = aqtlite.quantize(w, cfg.fwd.rhs, (0,))
+    codes = stored_values.to_save(q.qvalue, q.numerics)
+    dot = jax.jit(lambda x, w: aqtlite.einsum("bk,kn->bn", x, w, cfg=cfg))
+    got = dot(x, dataclasses.replace(q, qvalue=codes))
+    np.testing.assert_array_equal(got, dot(x, w))
 
 
 NF4 = config.update(config.weight_only(4), {"fwd.rhs.numerics": numerics.NormalFloat()})

@@ -6,10 +6,15 @@ import pytest
 
 import aqtlite
 from aqtlite import config, numerics
+from aqtlite.lowering.forms import panel_products
 from tests import common
 
 CFGS = {
     "mxfp8": config.mxfp8(),
+    "mxfp4": config.mxfp4(),
+    "weights of mxfp4": config.DotGeneral(
+        fwd=config.DotGeneralRaw(rhs=config.mxfp4().fwd.rhs)
+    ),
     "nvfp4": config.nvfp4(),
     "block_fp8": config.block_fp8(),
     "nf4": config.update(
@@ -32,6 +37,22 @@ def test_rows_do_not_depend_on_their_number(name):
     whole = dot(x, w)
     for rows in (1, 3, 17, 256):
         np.testing.assert_array_equal(dot(x[:rows], w), whole[:rows])
+
+
+@pytest.mark.parametrize("name", CFGS)
+def test_bits_are_those_without_a_kernel(name, monkeypatch):
+    cfg = CFGS[name]
+    x, w = common.normal((20, 128)), common.normal((128, 40), 1)
+
+    def result():
+        dot = aqtlite.invariant(lambda x, w: aqtlite.einsum("bk,kn->bn", x, w, cfg=cfg))
+        return jax.jit(dot)(x, w)
+
+    got = result()
+    monkeypatch.setattr(panel_products, "runs_here", lambda: False)
+    jax.clear_caches()
+    np.testing.assert_array_equal(got, result())
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("name", CFGS)

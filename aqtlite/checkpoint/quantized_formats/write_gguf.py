@@ -222,7 +222,8 @@ def _numbers(key: str, value: Any) -> np.ndarray | None:
         if isinstance(value, np.ndarray | np.generic):
             return array
         given = np.asarray(value, object)
-        if array.dtype == np.float64 and all(type(x) is int for x in given.flat):
+        are_integers = given.size and all(type(x) is int for x in given.flat)
+        if array.dtype == np.float64 and are_integers:
             array = given.astype(np.uint64)  # Some are no int64.
     except (ValueError, OverflowError):
         return None
@@ -244,6 +245,7 @@ def _float32(key: str, array: np.ndarray, given: np.ndarray) -> np.ndarray:
         if is_lost or (is_whole and float(new) != old):
             raise CheckpointError(
                 f"metadata: {key} has {old!r:.40}, which is no float32, as GGUF's "
-                "readers ask for; give np.float64 to store it in 64 bits"
+                "readers ask for; give a NumPy float64 scalar or array to store it in "
+                "64 bits"
             )
     return narrow
