@@ -5,11 +5,9 @@ memory. Sums are of floats, in an order that depends neither on the other rows n
 the layout of the codes; where there is no kernel, they are rounded otherwise.
 """
 
-import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +16,9 @@ from jax import lax
 
 from aqtlite.contraction import accumulation, block_products, dots, tiles
 from aqtlite.contraction.execution import ContractionExecution
+from aqtlite.contraction.float_kernel import FloatKernel
 from aqtlite.lowering import exact
 from aqtlite.lowering.forms import panel_products, table_products
-from aqtlite.lowering.target import TargetDependent
 from aqtlite.numerics import Float, NormalFloat, Numerics
 from aqtlite.operations import Operation
 from aqtlite.operations.dot_general import DotGeneral
@@ -40,7 +38,7 @@ def takes(
     lhs_q: QTensor | None,
     rhs_q: QTensor,
 ) -> bool:
-    """Returns True if `sum_products` contracts two operands.
+    """Returns True if `Sums` contracts two operands.
 
     Args:
         how: execution of the contraction.
@@ -117,50 +115,8 @@ def _table(grid: Numerics) -> table_products.Table:
     return tuple(np.asarray(values, np.float32).tolist())
 
 
-def sum_products(
-    how: ContractionExecution,
-    operation: Operation,
-    lhs: Operand,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor,
-) -> jax.Array:
-    """Contracts two operands that `takes` takes, like `block_products.sums_of_floats`.
-
-    Args:
-        how: execution of the contraction.
-        operation: the contraction.
-        lhs: left operand.
-        lhs_q: lhs quantized, None if it stays in floating point.
-        rhs_q: rhs quantized; its values may be `TransposedValues`.
-    """
-    values = lhs if lhs_q is None else lhs_q.qvalue, rhs_q.qvalue
-    others = [
-        q if q is None else dataclasses.replace(q, qvalue=None, unrounded=None)
-        for q in (lhs_q, rhs_q)
-    ]
-    leaves, structure = jax.tree.flatten((values, operation, others))
-    return _SumOfProducts(how, structure)(*leaves)
-
-
-@dataclasses.dataclass(frozen=True)
-class _SumOfProducts(TargetDependent):
-    """The sums of products of floats with codes."""
-
-    is_composite = True
-
-    how: ContractionExecution
-    structure: Any
-    """Pytree structure of the arguments: the values of lhs and rhs, which come first to
-    be seen as its operands, the operation, and the rest of both."""
-
-    @property
-    def sums_floats(self):
-        return True
-
-    def reference(self, *leaves):
-        operation, lhs, lhs_q, rhs_q = self._of(*leaves)
-        rhs_q = rhs_q.unpacked()
-        return block_products.sums_of_floats(self.how, operation, lhs, lhs_q, rhs_q)
+class Sums(FloatKernel):
+    """The sums of products of floats with codes, looked up by the kernel."""
 
     def lowered(self, target, *leaves):
         if not panel_products.is_available(target):
@@ -175,14 +131,6 @@ class _SumOfProducts(TargetDependent):
         out = _sums(rows, rhs_q, contracting, scales.reshape(-1, *scales.shape[-1:]))
         rest = x.shape[: x.ndim - len(contracting)]
         return operation.ordered(out.reshape(*rest, *scales.shape[:-1]))
-
-    def _of(self, *leaves):
-        (lhs, rhs), operation, (lhs_q, rhs_q) = jax.tree.unflatten(
-            self.structure, leaves
-        )
-        if lhs_q is not None:
-            lhs_q = dataclasses.replace(lhs_q, qvalue=lhs)
-        return operation, lhs, lhs_q, dataclasses.replace(rhs_q, qvalue=rhs)
 
 
 def _scales(

@@ -9,7 +9,6 @@ sums are rounded otherwise.
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,11 @@ import numpy as np
 
 from aqtlite import numerics
 from aqtlite.config.arithmetic import Form
-from aqtlite.contraction import block_products, tiles
+from aqtlite.contraction import tiles
 from aqtlite.contraction.execution import ContractionExecution, OperandExecution
+from aqtlite.contraction.float_kernel import FloatKernel
 from aqtlite.lowering.forms import narrow, panel_products
 from aqtlite.lowering.forms.weight_coding import Coding
-from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import DotInput, Operation
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -38,7 +37,7 @@ def takes(
     lhs_q: QTensor | None,
     rhs_q: QTensor,
 ) -> bool:
-    """Returns True if `sum_products` contracts two operands.
+    """Returns True if `Sums` contracts two operands.
 
     Args:
         how: execution of the contraction.
@@ -107,73 +106,25 @@ def _has_units(grid: numerics.Numerics | None) -> bool:
     return grid.bound / grid.smallest <= narrow.LARGEST_INT8
 
 
-def sum_products(
-    how: ContractionExecution,
-    operation: Operation,
-    lhs: Operand,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor,
-) -> jax.Array:
-    """Contracts two operands that `takes` takes.
-
-    Args:
-        how: execution of the contraction.
-        operation: the contraction.
-        lhs: left operand, not read if it is quantized.
-        lhs_q: lhs quantized, None if it stays in floating point.
-        rhs_q: rhs quantized; its values may be codes (`stored_values.to_save`).
-
-    Returns:
-        The scaled sums, float32.
-    """
-    values = lhs if lhs_q is None else lhs_q.qvalue, rhs_q.qvalue
-    others = [
-        None if q is None else dataclasses.replace(q, qvalue=None, unrounded=None)
-        for q in (lhs_q, rhs_q)
-    ]
-    leaves, structure = jax.tree.flatten((values, operation, others))
-    return _SumOfProducts(how, structure)(*leaves)
-
-
-@dataclasses.dataclass(frozen=True)
-class _SumOfProducts(TargetDependent):
+class Sums(FloatKernel):
     """The sums of products of two operands, of which one or both are in units."""
-
-    is_composite = True
-
-    how: ContractionExecution
-    structure: Any
-    """Pytree structure of the arguments: the values of lhs and rhs, which come first to
-    be seen as its operands, the operation, and the rest of both."""
-
-    @property
-    def sums_floats(self):
-        return True
-
-    def reference(self, *leaves):
-        (lhs, rhs), operation, (lhs_q, rhs_q) = self._of(*leaves)
-        rhs_q = _with_values(rhs_q, rhs)
-        lhs_q = None if lhs_q is None else _with_values(lhs_q, lhs)
-        return block_products.sums_of_floats(self.how, operation, lhs, lhs_q, rhs_q)
 
     def lowered(self, target, *leaves):
         if target.platform != "cpu":
             return self.reference(*leaves)
-        (lhs, rhs), operation, (lhs_q, rhs_q) = self._of(*leaves)
+        operation, lhs, lhs_q, rhs_q = self._of(*leaves)
         how, left = _with_integers(self.how), DotInput(lhs)
         if lhs_q is not None:
-            left, lhs_q = _integers(_with_values(lhs_q, lhs))
-        right, in_units = _integers(_with_values(rhs_q, rhs))
+            left, lhs_q = _integers(lhs_q)
+        right, in_units = _integers(rhs_q.unpacked())
         counts = tiles.counts(how, operation, lhs_q, in_units)
         both = (left, lhs_q), (right, in_units)
-        if isinstance(rhs, TransposedValues) and panel_products.is_available(target):
-            out = _as_stored(how, counts, operation, rhs, both)
+        is_stored = isinstance(rhs_q.qvalue, TransposedValues)
+        if is_stored and panel_products.is_available(target):
+            out = _as_stored(how, counts, operation, rhs_q.qvalue, both)
             if out is not None:
                 return out
         return tiles.sum_products(how, operation, counts, *both)
-
-    def _of(self, *leaves):
-        return jax.tree.unflatten(self.structure, leaves)
 
 
 def _as_stored(
@@ -193,10 +144,6 @@ def _as_stored(
     *given, _, zero_point, scale = tiles.given_of(how, operation, *operands)
     given += [values, zero_point, scale.transpose(np.argsort(rhs.axes))]
     return tiles.by_kernel(how, counts, stored, given, coding)
-
-
-def _with_values(q: QTensor, values: jax.Array) -> QTensor:
-    return dataclasses.replace(q, qvalue=values).unpacked()
 
 
 def _integers(q: QTensor) -> tuple[DotInput, QTensor]:
