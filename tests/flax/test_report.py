@@ -359,7 +359,8 @@ def test_weights_that_are_slow_to_serve_are_named(monkeypatch):
         (nf4_blocks, False, decoded_without),
         (config.mxfp4(), True, ""),
         (config.mxfp4(), False, decoded_without),
-        (config.nvfp4(), True, decoded),
+        (config.nvfp4(), True, ""),
+        (config.mxfp8(), True, decoded),
         (config.weight_only(4), True, ""),
         (
             config.weight_only(8),
