@@ -9,7 +9,7 @@ import numpy as np
 from aqtlite.checkpoint import CheckpointError, QuantizedCheckpoint
 from aqtlite.checkpoint.quantized_formats.settings import Settings
 from aqtlite.llm.config import DecoderConfig, Rope, linear_factors
-from aqtlite.llm.hugging_face import (
+from aqtlite.llm.sizes import (
     LARGEST,
     count_of_layers,
     number,

@@ -287,7 +287,7 @@ def test_sizes_that_no_model_has(family, key, value):
 def test_heads_that_are_computed():
     values = {k: v for k, v in metadata("llama").items() if k != "head_dim"}
     values |= {"hidden_size": 2**31 - 1, "num_attention_heads": 1}
-    with pytest.raises(CheckpointError, match="head_dim has to be given, or heads are"):
+    with pytest.raises(CheckpointError, match="channels wide, more than 65536; give"):
         config_of(values)
 
 
