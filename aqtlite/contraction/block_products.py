@@ -29,19 +29,20 @@ _E8M0 = np.dtype(jnp.float8_e8m0fnu)
 
 
 def sum_products(
-    how: ContractionExecution, operation: Operation, lhs_q: QTensor, rhs_q: QTensor
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
 ) -> jax.Array:
-    """Contracts two operands of 8-bit floats with a scale per block.
-
-    Args:
-        how: execution of the contraction.
-        operation: the contraction.
-        lhs_q: lhs quantized.
-        rhs_q: rhs quantized.
+    """Contracts two operands as `accumulation.sum_products`, those in blocks by target.
 
     Returns:
-        The scaled sums, float32, or float64 for such operands.
+        The sums; scaled, in float32 or float64, of 8-bit floats with a scale per block.
     """
+    if how.kind != "in blocks" or lhs_q is None or rhs_q is None:
+        return accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
     others = [
         dataclasses.replace(q, qvalue=None, unrounded=None, sums=None)
         for q in (lhs_q, rhs_q)
@@ -134,19 +135,6 @@ def _type_of(
         size = q.qvalue.shape[cuttable[-1]] // q.scale.shape[cuttable[-1]]
     dtype = _E8M0 if tensor.po2_scale else tensor.scale_dtype
     return BlockType(grid.mantissa_bits, grid.smallest, grid.bound, dtype, size)
-
-
-def sums_of_floats(
-    how: ContractionExecution,
-    operation: Operation,
-    lhs: Operand,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor,
-) -> jax.Array:
-    """Contracts two operands of floats: in blocks, if both are, or dequantized."""
-    if how.kind == "in blocks" and lhs_q is not None:
-        return sum_products(how, operation, lhs_q, rhs_q)
-    return accumulation.sum_products(how, operation, lhs, rhs_q, lhs_q, rhs_q)
 
 
 def as_floats(how: ContractionExecution) -> ContractionExecution:

@@ -5,7 +5,6 @@ memory. Sums are of floats, in an order that depends neither on the other rows n
 the layout of the codes; where there is no kernel, they are rounded otherwise.
 """
 
-import functools
 import itertools
 import math
 
@@ -16,10 +15,10 @@ from jax import lax
 
 from aqtlite.contraction import accumulation, block_products, dots, tiles
 from aqtlite.contraction.execution import ContractionExecution
-from aqtlite.contraction.float_kernel import FloatKernel
+from aqtlite.contraction.float_kernel import FloatKernel, is_of_matrices, suits
 from aqtlite.lowering import exact
 from aqtlite.lowering.forms import panel_products, table_products
-from aqtlite.numerics import Float, NormalFloat, Numerics
+from aqtlite.numerics import Float, NormalFloat
 from aqtlite.operations import Operation
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor import stored_values
@@ -27,8 +26,6 @@ from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.qtensor.transposed_values import TransposedValues
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_sharding
-
-_CODES = 16
 
 
 def takes(
@@ -48,14 +45,13 @@ def takes(
         rhs_q: rhs quantized.
     """
     are_floats = how.kind in ("float", "in blocks") and how.rhs.form != "float"
-    is_plain = how.accumulator is None and how.in_dtype is None and not how.is_product
-    if how.path != "fwd" or not (are_floats and is_plain):
+    if how.path != "fwd" or not (are_floats and suits(how, operation)):
         return False
     if how.rhs.tensor.use_fake_quant or lhs.dtype not in tiles.FLOATS:
         return False
     if how.out_sharding is not None or explicit_sharding(rhs_q.scale) is not None:
         return False
-    if not isinstance(operation, DotGeneral) or rhs_q.dtype == np.float64:
+    if not is_of_matrices(operation) or rhs_q.dtype == np.float64:
         return False
     lhs_ca, _ = operation.dims[0]
     rows = math.prod(lhs.shape[: lhs.ndim - len(lhs_ca)])
@@ -74,7 +70,7 @@ def is_for_kernel(operation: Operation, rhs: QTensor) -> bool:
         operation: the contraction.
         rhs: rhs quantized.
     """
-    if not isinstance(operation, DotGeneral) or operation.dims[1] != ((), ()):
+    if not is_of_matrices(operation):
         return False
     contracting = operation.dims[0][1]
     first, rank = tuple(range(len(contracting))), rhs.ndim
@@ -102,17 +98,6 @@ def reads(weight: QTensor, contracting: Axes) -> bool:
     is_whole = set(blocks[:last]) <= {1}
     columns = math.prod(weight.shape) // max(math.prod(sizes), 1)
     return is_whole and table_products.reads(columns, math.prod(blocks))
-
-
-@functools.cache
-def _table(grid: Numerics) -> table_products.Table:
-    """The floats of the codes of a grid."""
-    # Whatever mesh is traced for: an abstract one has no devices to compute on.
-    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
-    with jax.ensure_compile_time_eval(), no_mesh:
-        codes = lax.bitcast_convert_type(jnp.arange(_CODES, dtype=jnp.uint4), jnp.int4)
-        values = grid.decode(stored_values.on_grid(codes, grid))
-    return tuple(np.asarray(values, np.float32).tolist())
 
 
 class Sums(FloatKernel):
@@ -170,6 +155,7 @@ def _sums(
     # XLA:CPU writes codes of four bits one by one. Bytes have two of one row.
     if not is_given or codes.shape[1] % 2:
         codes = lax.bitcast_convert_type(codes.astype(jnp.int8), jnp.uint8)
+    table = stored_values.floats_of_codes(grid)
     if is_first:
-        return table_products.sums_of_columns(x, codes, scales.T, _table(grid))
-    return table_products.sums(x, codes, scales, _table(grid))
+        return table_products.sums_of_columns(x, codes, scales.T, table)
+    return table_products.sums(x, codes, scales, table)

@@ -1,7 +1,7 @@
 """A contraction of floats for which CPUs may have a kernel."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 
@@ -9,7 +9,19 @@ from aqtlite.contraction import block_products
 from aqtlite.contraction.execution import ContractionExecution
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import Operation
+from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
+
+
+def suits(how: ContractionExecution, operation: Operation) -> bool:
+    """Returns True if kernels of floats may take a contraction, by its operands."""
+    is_plain = how.accumulator is None and how.in_dtype is None and not how.is_product
+    return is_plain and is_of_matrices(operation)
+
+
+def is_of_matrices(operation: Operation) -> TypeGuard[DotGeneral]:
+    """Returns True if a contraction is a product of matrices, without batch axes."""
+    return isinstance(operation, DotGeneral) and operation.dims[1] == ((), ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +48,7 @@ class FloatKernel(TargetDependent):
         lhs_q: QTensor | None,
         rhs_q: QTensor,
     ) -> jax.Array:
-        """Contracts two operands, like `block_products.sums_of_floats`.
+        """Contracts two operands, like `block_products.sum_products`.
 
         Args:
             how: execution of the contraction.
@@ -59,8 +71,8 @@ class FloatKernel(TargetDependent):
 
     def reference(self, *leaves):
         operation, lhs, lhs_q, rhs_q = self._of(*leaves)
-        rhs_q = rhs_q.unpacked()
-        return block_products.sums_of_floats(self.how, operation, lhs, lhs_q, rhs_q)
+        rhs = rhs_q.unpacked()
+        return block_products.sum_products(self.how, operation, lhs, rhs, lhs_q, rhs)
 
     def _of(self, *leaves):
         """The operation, lhs, lhs quantized and rhs quantized."""

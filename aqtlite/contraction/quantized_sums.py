@@ -13,7 +13,6 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite.contraction import (
-    accumulation,
     block_products,
     coded_products,
     packed_products,
@@ -106,9 +105,7 @@ def _summed(
             return kernel.Sums.sum_products(how, operation, lhs, lhs_q, stored)
     if packed_products.is_packed(lhs_q) or packed_products.is_packed(rhs_q):
         return packed_products.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
-    if how.kind == "in blocks" and lhs_q is not None and rhs_q is not None:
-        return block_products.sum_products(how, operation, lhs_q, rhs_q)
-    return accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
+    return block_products.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
 
 
 _traced_once = inlined.traced_once(quantize_and_sum, static_argnums=0)

@@ -18,7 +18,7 @@ from aqtlite import numerics
 from aqtlite.config.arithmetic import Form
 from aqtlite.contraction import tiles
 from aqtlite.contraction.execution import ContractionExecution, OperandExecution
-from aqtlite.contraction.float_kernel import FloatKernel
+from aqtlite.contraction.float_kernel import FloatKernel, is_of_matrices, suits
 from aqtlite.lowering.forms import narrow, panel_products
 from aqtlite.lowering.forms.weight_coding import Coding
 from aqtlite.operations import DotInput, Operation
@@ -46,9 +46,7 @@ def takes(
         lhs_q: lhs quantized, None if it stays in floating point.
         rhs_q: rhs quantized.
     """
-    is_matrix = isinstance(operation, DotGeneral) and not operation.dims[1][0]
-    is_plain = how.accumulator is None and how.in_dtype is None
-    if how.is_product or not (is_matrix and is_plain):
+    if not suits(how, operation):
         return False
     if not _is_in_units(how.rhs, rhs_q) or 0 in lhs.shape:
         return False
@@ -68,8 +66,8 @@ def is_for_kernel(operation: Operation, weight: QTensor) -> bool:
         operation: the contraction, of which the weight is rhs.
         weight: the weight quantized.
     """
-    is_matrix = isinstance(operation, DotGeneral) and not operation.dims[1][0]
-    return is_matrix and reads(weight, operation.axes("rhs").contracting)
+    contracting = operation.axes("rhs").contracting
+    return is_of_matrices(operation) and reads(weight, contracting)
 
 
 def reads(weight: QTensor, contracting: Axes) -> bool:
@@ -103,7 +101,7 @@ def _has_units(grid: numerics.Numerics | None) -> bool:
     """Whether int8 holds the values of a grid as multiples of the smallest."""
     if not isinstance(grid, numerics.Float):
         return False
-    return grid.bound / grid.smallest <= narrow.LARGEST_INT8
+    return narrow.fits_int8(grid.bound / grid.smallest)
 
 
 class Sums(FloatKernel):

@@ -5,7 +5,9 @@ since Orbax stores int4 but not uint4, and floats of up to four bits by their co
 since few platforms have a dtype for them. Readers of stored values take both.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -61,10 +63,26 @@ def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:
 @functools.lru_cache
 def zero(grid: Numerics) -> np.ndarray | None:
     """Returns the stored value of zero on a grid without zero points; None if none."""
-    # Whatever mesh is traced for: an abstract one has no devices to compute on.
-    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
-    with jax.ensure_compile_time_eval(), no_mesh:
+    with _before_a_call():
         noise = jnp.zeros((1,), jnp.uint32) if grid.needs_noise else None
         stored = grid.round(jnp.zeros((1,), jnp.float32), noise)
         is_zero = (grid.decode(stored) == 0).all()
     return np.asarray(stored)[0] if is_zero else None
+
+
+@functools.cache
+def floats_of_codes(grid: Numerics) -> tuple[float, ...]:
+    """Returns the floats that the 16 codes of a grid stand for, which `has_codes`."""
+    with _before_a_call():
+        codes = lax.bitcast_convert_type(jnp.arange(16, dtype=jnp.uint4), jnp.int4)
+        values = grid.decode(on_grid(codes, grid))
+    return tuple(np.asarray(values, np.float32).tolist())
+
+
+@contextlib.contextmanager
+def _before_a_call() -> Iterator[None]:
+    """Computes in tracing, whatever mesh is traced for: an abstract one has no devices
+    to compute on."""
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with jax.ensure_compile_time_eval(), no_mesh:
+        yield

@@ -15,6 +15,7 @@ from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.lowering.forms import panel_products
 from aqtlite.qtensor import stored_values
 from tests import common
+from tests.contraction import support
 from tests.flax.support import init
 
 NAME = "aqtlite_table"
@@ -49,22 +50,8 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture
-def without_kernel(monkeypatch):
-    """Disables the kernel when called."""
-
-    def disable():
-        monkeypatch.setattr(panel_products, "runs_here", lambda: False)
-        jax.clear_caches()
-
-    yield disable
-    jax.clear_caches()
-
-
 def operands(layout, dtype="float32"):
-    *shapes, dims = LAYOUTS[layout]
-    x, w = (common.normal(shape, i).astype(dtype) for i, shape in enumerate(shapes))
-    return x, w, dims
+    return support.operands(LAYOUTS[layout], dtype)
 
 
 KINDS = [

@@ -8,7 +8,7 @@ import pytest
 import aqtlite
 from aqtlite import config
 from aqtlite.lowering.forms import panel_products
-from tests import common
+from tests.contraction import support
 
 NAME = "aqtlite_panels"
 
@@ -36,9 +36,8 @@ LAYOUTS = {
 def test_gradients_have_equal_bits_with_and_without_the_kernel(
     name, layout, dtype, monkeypatch
 ):
-    *shapes, dims = LAYOUTS[layout]
+    x, w, dims = support.operands(LAYOUTS[layout], dtype)
     dot = aqtlite.make_dot_general(CFGS[name])
-    x, w = (common.normal(shape, i).astype(dtype) for i, shape in enumerate(shapes))
 
     def gradients():
         def loss(x, w):

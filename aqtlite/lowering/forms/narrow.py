@@ -13,7 +13,7 @@ from aqtlite.shapes import dimension_numbers as dn
 
 Units = tuple[float | None, float | None]
 
-LARGEST_INT8 = 127
+_LARGEST_INT8 = 127
 
 # From this number of rows and columns on, XLA:CPU has one kernel for bfloat16, which
 # sums in one order whatever the layout; the kernels for fewer do not.
@@ -25,11 +25,16 @@ def units_of_integers(
 ) -> tuple[float, float] | None:
     """Returns the units in which CPUs contract operands as integers, or None."""
     (lhs_unit, rhs_unit), (lhs_largest, rhs_largest) = units, largest
-    if lhs_unit is None or lhs_largest is None or lhs_largest > LARGEST_INT8:
+    if lhs_unit is None or not fits_int8(lhs_largest):
         return None
-    if rhs_unit is None or rhs_largest is None or rhs_largest > LARGEST_INT8:
+    if rhs_unit is None or not fits_int8(rhs_largest):
         return None
     return lhs_unit, rhs_unit
+
+
+def fits_int8(largest: float | None) -> bool:
+    """Returns True if int8 holds integers of a largest magnitude; None: not known."""
+    return largest is not None and largest <= _LARGEST_INT8
 
 
 def in_units(x: jax.Array, unit: float) -> jax.Array:
