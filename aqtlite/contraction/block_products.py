@@ -5,7 +5,6 @@ other platforms do; the products are the same, and the order of their sums is an
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +16,10 @@ from aqtlite.calibration import scale_grids
 from aqtlite.config.arithmetic import Form, Kind
 from aqtlite.contraction import accumulation, dots
 from aqtlite.contraction.execution import ContractionExecution
+from aqtlite.contraction.sum_of_products import SumOfProducts
 from aqtlite.lowering.forms import block_forms, block_scaled
 from aqtlite.lowering.forms.block_forms import BlockType
-from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.lowering.target import Target
 from aqtlite.operations import DotInput, Operation, Side
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -43,39 +43,26 @@ def sum_products(
     """
     if how.kind != "in blocks" or lhs_q is None or rhs_q is None:
         return accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
-    others = [
-        dataclasses.replace(q, qvalue=None, unrounded=None, sums=None)
-        for q in (lhs_q, rhs_q)
-    ]
-    leaves, structure = jax.tree.flatten((operation, others))
-    return _SumOfProducts(how, structure)(lhs_q.qvalue, rhs_q.qvalue, *leaves)
+    return _InBlocks.of(how, operation, lhs, rhs, lhs_q, rhs_q)
 
 
-@dataclasses.dataclass(frozen=True)
-class _SumOfProducts(TargetDependent):
+class _InBlocks(SumOfProducts):
     """The sums of products of two operands in blocks."""
-
-    is_composite = True
-
-    how: ContractionExecution
-    structure: Any
-    """Pytree structure of the arguments after the stored values of lhs and rhs, which
-    come first to be seen as its operands: the operation, and the rest of both."""
 
     @property
     def sums_floats(self):
         return True
 
-    def reference(self, *arrays):
-        operation, lhs, rhs = self._of(*arrays)
+    def reference(self, *leaves):
+        operation, _, both = self.operands(*leaves)
         how = as_floats(self.how)
-        return accumulation.sum_products(how, operation, lhs, rhs, lhs, rhs)
+        return accumulation.sum_products(how, operation, *both, *both)
 
-    def lowered(self, target, *arrays):
-        operation, lhs, rhs = self._of(*arrays)
+    def lowered(self, target, *leaves):
+        operation, _, (lhs, rhs) = self.operands(*leaves)
         form = form_of(target, self.how, operation, lhs, rhs)
         if form == "float32":
-            return self.reference(*arrays)
+            return self.reference(*leaves)
         # As everywhere on these platforms, operands are alike given or computed.
         lhs, rhs = lax.optimization_barrier((lhs, rhs))
         if form == "by block":
@@ -90,11 +77,6 @@ class _SumOfProducts(TargetDependent):
             sums = sums * number
         accumulator = self.how.accumulator
         return sums if accumulator is None else sums.astype(accumulator)
-
-    def _of(self, lhs_values, rhs_values, *leaves):
-        operation, (lhs, rhs) = jax.tree.unflatten(self.structure, leaves)
-        lhs = dataclasses.replace(lhs, qvalue=lhs_values)
-        return operation, lhs, dataclasses.replace(rhs, qvalue=rhs_values)
 
 
 def form_of(

@@ -106,7 +106,7 @@ class Sums(FloatKernel):
     def lowered(self, target, *leaves):
         if not panel_products.is_available(target):
             return self.reference(*leaves)
-        operation, lhs, lhs_q, rhs_q = self._of(*leaves)
+        operation, (lhs, _), (lhs_q, rhs_q) = self.operands(*leaves)
         how = block_products.as_floats(self.how)
         x = accumulation.dot_input(how, operation, "lhs", lhs, lhs_q).values
         (_, contracting), _ = operation.dims

@@ -14,9 +14,10 @@ import numpy as np
 
 from aqtlite.contraction import accumulation, plane_sums, tiles
 from aqtlite.contraction.execution import ContractionExecution
+from aqtlite.contraction.sum_of_products import SumOfProducts, with_values
 from aqtlite.lowering import Dot, Integers
 from aqtlite.lowering.forms import packed_dot, panel_products, scaled_panel_products
-from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.lowering.target import Target
 from aqtlite.operations import DotInput, Operation
 from aqtlite.operations.base import zero_points_leave_sums
 from aqtlite.qtensor.laid_out import PackedIntegers
@@ -38,48 +39,27 @@ def sum_products(
     rhs_q: QTensor | None,
 ) -> jax.Array:
     """Contracts two operands of which one is packed, as `accumulation.sum_products`."""
-    pairs = (lhs, lhs_q), (rhs, rhs_q)
-    values = [x if q is None else q.qvalue for x, q in pairs]
-    others = [_with_values(q, None) for q in (lhs_q, rhs_q)]
-    leaves, structure = jax.tree.flatten((values, operation, others))
-    return _SumOfProducts(how, structure)(*leaves)
+    return _OfPacked.of(how, operation, lhs, rhs, lhs_q, rhs_q)
 
 
-@dataclasses.dataclass(frozen=True)
-class _SumOfProducts(TargetDependent):
+class _OfPacked(SumOfProducts):
     """The sums of products of two operands of which one is packed."""
 
-    is_composite = True
-
-    how: ContractionExecution
-    structure: Any
-    """Pytree structure of the arguments: the values of lhs and rhs, which come first to
-    be seen as its operands, the operation, and the rest of both."""
-
     def reference(self, *leaves):
-        operation, values, others = self._of(*leaves)
+        operation, values, quantized = self.operands(*leaves)
         arrays = [x.integers() if _is_packed(x) else x for x in values]
-        operands = map(_with_values, others, arrays)
-        return accumulation.sum_products(self.how, operation, *arrays, *operands)
+        both = map(with_values, quantized, arrays)
+        return accumulation.sum_products(self.how, operation, *arrays, *both)
 
     def lowered(self, target, *leaves):
-        operation, (lhs, rhs), (lhs_q, rhs_q) = self._of(*leaves)
+        operation, (lhs, rhs), (lhs_q, rhs_q) = self.operands(*leaves)
         sums = None
-        if _is_packed(rhs) and not _is_packed(lhs):
-            left, right = _with_values(lhs_q, lhs), _with_values(rhs_q, rhs)
-            if _may_call(target, self.how, operation, lhs):
-                is_weight = isinstance(rhs, PackedValues)
-                by_kernel = _of_weights if is_weight else plane_sums.by_kernel
-                sums = by_kernel(self.how, operation, (lhs, left), right)
+        is_rhs = _is_packed(rhs) and not _is_packed(lhs)
+        if is_rhs and _may_call(target, self.how, operation, lhs):
+            is_weight = isinstance(rhs, PackedValues)
+            by_kernel = _of_weights if is_weight else plane_sums.by_kernel
+            sums = by_kernel(self.how, operation, (lhs, lhs_q), rhs_q)
         return self.reference(*leaves) if sums is None else sums
-
-    def _of(self, *leaves):
-        values, operation, others = jax.tree.unflatten(self.structure, leaves)
-        return operation, values, others
-
-
-def _with_values(q: QTensor | None, values: Any) -> QTensor | None:
-    return None if q is None else dataclasses.replace(q, qvalue=values, unrounded=None)
 
 
 def _is_packed(values: Any) -> bool:

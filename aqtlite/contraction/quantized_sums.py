@@ -102,7 +102,7 @@ def _summed(
     (lhs, rhs), (lhs_q, rhs_q) = operands, quantized
     for kernel in (unit_blocks, coded_products) if stored is not None else ():
         if kernel.takes(how, operation, lhs, lhs_q, stored):
-            return kernel.Sums.sum_products(how, operation, lhs, lhs_q, stored)
+            return kernel.Sums.of(how, operation, lhs, rhs, lhs_q, stored)
     if packed_products.is_packed(lhs_q) or packed_products.is_packed(rhs_q):
         return packed_products.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
     return block_products.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)

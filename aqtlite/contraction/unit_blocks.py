@@ -110,7 +110,7 @@ class Sums(FloatKernel):
     def lowered(self, target, *leaves):
         if target.platform != "cpu":
             return self.reference(*leaves)
-        operation, lhs, lhs_q, rhs_q = self._of(*leaves)
+        operation, (lhs, _), (lhs_q, rhs_q) = self.operands(*leaves)
         how, left = _with_integers(self.how), DotInput(lhs)
         if lhs_q is not None:
             left, lhs_q = _integers(lhs_q)
