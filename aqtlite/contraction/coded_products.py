@@ -147,11 +147,11 @@ def _sums(
     codes = rhs_q.qvalue
     if isinstance(codes, TransposedValues):
         axes, codes = codes.axes, codes.values
-    else:
-        codes = stored_values.to_save(codes, grid)
     is_first = axes[contracting[0]] == 0
+    is_given = codes.dtype == jnp.int4
+    if not is_given:
+        codes = stored_values.to_save(codes, grid)
     codes = codes.reshape((x.shape[1], -1) if is_first else (-1, x.shape[1]))
-    is_given = isinstance(rhs_q.qvalue, TransposedValues)
     # XLA:CPU writes codes of four bits one by one. Bytes have two of one row.
     if not is_given or codes.shape[1] % 2:
         codes = lax.bitcast_convert_type(codes.astype(jnp.int8), jnp.uint8)

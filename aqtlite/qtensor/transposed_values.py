@@ -33,7 +33,7 @@ class TransposedValues(LaidOut):
     """
 
     values: jax.Array
-    """From `stored_values.to_save`."""
+    """Values of the grid, or what `stored_values.to_save` returned for them."""
 
     axes: tuple[int, ...]
     """The axis of `values` for each axis of the array."""

@@ -159,3 +159,17 @@ def test_codes_may_be_stored_in_any_order(name):
         got = dot(x, q.stored_in(order), dims)
         # Of some orders, other forms contract the decoded values.
         np.testing.assert_allclose(got, wanted, atol=1e-6 * abs(wanted).max(), rtol=0)
+
+
+def test_a_given_weight_need_not_have_codes():
+    """Its floats are stored as they are, beside rows that the kernel of integers does
+    not take."""
+    x, w, dims = operands("contracting axes last")
+    rows, weights = config.mxfp8().fwd.lhs, config.mxfp4().fwd.rhs
+    raw = config.DotGeneralRaw(lhs=rows, rhs=weights)
+    dot = jax.jit(
+        aqtlite.make_dot_general(config.DotGeneral(fwd=raw)), static_argnums=2
+    )
+    q = aqtlite.quantize(w, weights, dims[0][1])
+    assert q.qvalue.dtype == weights.numerics.storage_dtype
+    np.testing.assert_array_equal(dot(x, q, dims), dot(x, w, dims))
