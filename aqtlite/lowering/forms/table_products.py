@@ -9,10 +9,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from aqtlite.lowering.forms import gpu, pairs, panels, processor, table_kernel
-from aqtlite.lowering.forms.panels import PANEL, Panels
+from aqtlite.lowering.forms import gpu, panels, processor, table_kernel
+from aqtlite.lowering.forms.panels import PANEL
 from aqtlite.lowering.forms.table_kernel import LARGEST_RUN, Kernel, Layout
 from aqtlite.lowering.forms.table_sums import TABLE_BITS
 from aqtlite.lowering.packing import Packing
@@ -45,27 +44,20 @@ def pays(rows: int) -> bool:
     return 0 < rows <= _ROWS
 
 
-def sums(
-    x: jax.Array, codes: jax.Array | Panels, scales: jax.Array, table: Table
-) -> jax.Array:
+def sums(x: jax.Array, codes: jax.Array, scales: jax.Array, table: Table) -> jax.Array:
     """Contracts rows of floats with the weights of codes, called only where available.
 
     Args:
         x: float32, ``(rows, products)``.
-        codes: int4 or uint4, or uint8 or int8 of which the lower half is a code,
-            ``(columns, products)``; uint8, two in a byte as of `pairs.as_bytes`,
-            ``(columns, products / 2)``; or int4 in panels.
+        codes: int4, or uint8 of which the lower half is a code,
+            ``(columns, products)``.
         scales: float32, ``(columns, tiles)``.
         table: the weight of each code.
 
     Returns:
         float32, ``(rows, columns)``.
     """
-    layout = Layout.BYTES
-    if isinstance(codes, Panels):
-        codes, layout = codes.values, Layout.PANELS
-    elif codes.dtype in (jnp.int4, jnp.uint4) or codes.shape[1] != x.shape[1]:
-        layout = Layout.PAIRS
+    layout = Layout.BYTES if codes.dtype == jnp.uint8 else Layout.PAIRS
     return _TableSums(table, layout)(codes, x, scales)
 
 
@@ -76,7 +68,7 @@ def sums_of_columns(
 
     Args:
         x: as in `sums`.
-        codes: uint8; or int4 or uint4, of an even number of columns.
+        codes: uint8; or int4, of an even number of columns.
         scales: float32, ``(tiles, columns)``.
         table: as in `sums`.
     """
@@ -94,13 +86,8 @@ class _TableSums(TargetDependent):
 
     def reference(self, codes, x, scales):
         scales = scales.T if self.layout.is_of_columns else scales
-        columns, tiles = scales.shape
-        if self.layout is Layout.PANELS:
-            codes = Panels(codes, columns, TABLE_BITS).integers()
-        elif self.layout.is_of_columns:
-            codes = codes.T
-        elif codes.shape[1] != x.shape[1]:
-            codes = pairs.values_of(lax.bitcast_convert_type(codes, jnp.int8))
+        tiles = scales.shape[1]
+        codes = codes.T if self.layout.is_of_columns else codes
         codes = codes.astype(jnp.int32) % 2**TABLE_BITS
         weights = jnp.asarray(self.table, jnp.float32)[codes]
         x, weights = (one.reshape(one.shape[0], tiles, -1) for one in (x, weights))
@@ -117,10 +104,7 @@ class _TableSums(TargetDependent):
 
     def packing(self, known, types):
         codes, scales = 0, 2
-        of_scales = tuple(known & {scales})
-        if self.layout is Layout.PANELS:
-            return _Panels(self, scales) if of_scales else None
-        return _Panels(self, codes, of_scales) if codes in known else None
+        return _Panels(self, tuple(known & {scales})) if codes in known else None
 
 
 def _call(
@@ -132,8 +116,6 @@ def _call(
 ) -> jax.Array:
     """Calls the kernel; `scales` may be in panels."""
     rows, products = x.shape
-    if function.layout is Layout.PANELS:
-        panels.check(codes, columns, products, TABLE_BITS)
     has_packed_scales = scales.ndim == 3
     are_rows = has_packed_scales or not function.layout.is_of_columns
     tiles = scales.shape[1 if are_rows else 0]
@@ -153,22 +135,20 @@ def _call(
 
 @dataclasses.dataclass(frozen=True)
 class _Panels(Packing):
-    """The codes in panels, or their scales, or both."""
+    """The codes in panels, and their scales where they are known."""
+
+    argument = 0
 
     function: _TableSums
-    argument: int
-    beside: tuple[int, ...] = ()
+    beside: tuple[int, ...]
 
     @property
     def layout(self):
         return type(self), self.function.layout
 
     def pack(self, args):
-        arguments = self.argument, *self.beside
-        return tuple(
-            panels.of_scales(self._of_rows(args[i])) if i else self._in_panels(args[i])
-            for i in arguments
-        )
+        of_scales = [panels.of_scales(self._of_rows(args[i])) for i in self.beside]
+        return self._in_panels(args[self.argument]), *of_scales
 
     def _of_rows(self, scales: jax.Array) -> jax.Array:
         """Scales ``(columns, tiles)``."""
@@ -177,18 +157,11 @@ class _Panels(Packing):
     def _in_panels(self, codes: jax.Array) -> jax.Array:
         if self.function.layout.is_of_columns:
             codes = gpu.transposed(codes, (1, 0))
-        if codes.dtype in (jnp.int4, jnp.uint4):
-            codes = pairs.as_bytes(codes)
-        elif self.function.layout in (Layout.BYTES, Layout.COLUMNS_OF_BYTES):
-            codes = pairs.as_bytes(codes.astype(jnp.int4))
-        return panels.of_bytes(codes, TABLE_BITS)
+        return panels.of_weights(codes.astype(jnp.int4))
 
     def run(self, packed, args):
-        of = self.function
-        arguments = dict(zip((self.argument, *self.beside), packed, strict=True))
-        codes, x, scales = (arguments.get(i, one) for i, one in enumerate(args))
-        columns = of.columns_of(args[2])
-        if 0 in arguments:
-            of = dataclasses.replace(of, layout=Layout.PANELS)
-            scales = scales if 2 in arguments else self._of_rows(scales)
-        return _call(of, codes, x, scales, columns)
+        codes, *of_scales = packed
+        _, x, scales = args
+        given = of_scales[0] if of_scales else self._of_rows(scales)
+        of = dataclasses.replace(self.function, layout=Layout.PANELS)
+        return _call(of, codes, x, given, self.function.columns_of(scales))

@@ -10,14 +10,7 @@ from jax import lax
 
 import aqtlite
 from aqtlite import numerics
-from aqtlite.lowering.forms import (
-    pairs,
-    panel_products,
-    panels,
-    processor,
-    table_products,
-)
-from aqtlite.lowering.forms.panels import Panels
+from aqtlite.lowering.forms import panel_products, processor, table_products
 from aqtlite.lowering.forms.table_kernel import Kernel, Layout
 
 NAME = "aqtlite_table"
@@ -49,6 +42,11 @@ def operands(columns, products, of_tile, rows=64):
     return x, codes, scales
 
 
+def as_int4(codes):
+    """Codes that take four bits."""
+    return lax.bitcast_convert_type(jnp.asarray(codes).astype(jnp.uint4), jnp.int4)
+
+
 def weights_of(codes, scales, table):
     tiles = np.asarray(table)[codes].reshape(*scales.shape, -1)
     return (tiles * scales[..., None].astype(float)).reshape(codes.shape)
@@ -62,11 +60,6 @@ def sums(x, codes, scales, table=NF4):
 @jax.jit
 def sums_of_columns(x, codes, scales):
     return table_products.sums_of_columns(x, codes, scales, NF4)
-
-
-@jax.jit
-def sums_of_panels(x, values, scales):
-    return table_products.sums(x, Panels(values, len(scales), 4), scales, NF4)
 
 
 @pytest.fixture
@@ -94,7 +87,7 @@ def test_sums_are_those_of_float64(rows, columns, products, of_tile, table):
     for kind in (Layout.BYTES, Layout.PAIRS):
         of = table_products._TableSums(table, kind)
         plain = of.reference(
-            codes if kind is Layout.BYTES else codes.astype(jnp.uint4), x, scales
+            codes if kind is Layout.BYTES else as_int4(codes), x, scales
         )
         assert (abs(plain - wanted) <= 16 * UNIT * sizes).all()
 
@@ -103,20 +96,11 @@ def test_sums_are_those_of_float64(rows, columns, products, of_tile, table):
 def test_layouts_and_numbers_of_rows_have_equal_bits(columns, products, of_tile):
     x, codes, scales = operands(columns, products, of_tile)
     wanted = np.concatenate([sums(row[None], codes, scales) for row in x])
-    nibbles = jnp.asarray(codes).astype(jnp.uint4)
-    in_bytes = pairs.as_bytes(nibbles)
-    layouts = {
-        "uint8": codes,
-        "int8": codes.astype(np.int8),
-        "signed int8": np.where(codes < 8, codes, codes - 16).astype(np.int8),
-        "uint4": nibbles,
-        "int4": lax.bitcast_convert_type(nibbles, jnp.int4),
-        "two in a byte": in_bytes,
-    }
+    signed = np.where(codes < 8, codes, codes - 16).astype(np.int8)
+    layouts = {"uint8": codes, "signed": signed.view(np.uint8), "int4": as_int4(codes)}
     of_columns = {"uint8": jnp.asarray(codes).T}
     if columns % 2 == 0:
-        of_columns |= {"uint4": nibbles.T, "int4": layouts["int4"].T}
-    packed = panels.of_bytes(in_bytes, 4)
+        of_columns["int4"] = layouts["int4"].T
     for rows in (1, 2, 3, 5, 8, 17, 64):
         for start in (0, len(x) - rows):
             part = slice(start, start + rows)
@@ -126,8 +110,6 @@ def test_layouts_and_numbers_of_rows_have_equal_bits(columns, products, of_tile)
             for name, given in of_columns.items():
                 got = sums_of_columns(x[part], given, scales.T)
                 np.testing.assert_array_equal(got, wanted[part], f"{rows}, {name}.T")
-            got = sums_of_panels(x[part], packed, scales)
-            np.testing.assert_array_equal(got, wanted[part], f"{rows}, panels")
 
 
 def test_rows_that_leave_the_cache_have_equal_bits():
@@ -159,7 +141,7 @@ def test_threads_have_equal_bits():
 def test_avx2_has_equal_bits(columns, products, of_tile, by_avx2):
     """On a processor with AVX-512, these are other instructions in another order."""
     x, codes, scales = operands(columns, products, of_tile)
-    layouts = codes, jnp.asarray(codes).astype(jnp.uint4)
+    layouts = codes, as_int4(codes)
     numbers = 1, 3, 8, 17, 64
     calls = [(x[:rows], given) for rows in numbers for given in layouts]
     wanted = [sums(part, given, scales) for part, given in calls]
@@ -203,16 +185,11 @@ def test_subnormals_are_what_they_are_to_xla(is_avx2, by_avx2):
         np.testing.assert_array_equal(*integers)
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(t, id=t) for t in ("uint4", "int4", "uint8", "int8")]
-)
+@pytest.mark.parametrize("dtype", ["int4", "uint8"])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_codes_are_packed_for_serving(dtype, rows):
     x, codes, scales = operands(33, 96, 32, rows)
-    given = jnp.asarray(codes).astype(jnp.uint4)
-    if dtype == "int4":
-        given = lax.bitcast_convert_type(given, jnp.int4)
-    given = given.astype(dtype)
+    given = as_int4(codes) if dtype == "int4" else jnp.asarray(codes)
     params = {"codes": given, "scales": jnp.asarray(scales)}
 
     def serve(params, x):
@@ -232,10 +209,8 @@ def test_codes_are_packed_for_serving(dtype, rows):
 @pytest.mark.parametrize("are_scales_known", [True, False])
 def test_codes_of_columns_are_packed_for_serving(dtype, are_scales_known):
     x, codes, scales = operands(34, 96, 32, 5)
-    given = jnp.asarray(codes).T.astype(jnp.uint4)
-    if dtype == "int4":
-        given = lax.bitcast_convert_type(given, jnp.int4)
-    params = {"codes": given.astype(dtype), "scales": jnp.asarray(scales).T}
+    given = as_int4(codes) if dtype == "int4" else jnp.asarray(codes)
+    params = {"codes": given.T, "scales": jnp.asarray(scales).T}
 
     def serve(params, x):
         scales = params["scales"]
@@ -249,21 +224,6 @@ def test_codes_of_columns_are_packed_for_serving(dtype, are_scales_known):
     ]
     assert ((3, 16 * 96 // 2), jnp.uint8) in types
     assert (((3, 3, 16), jnp.float32) in types) == are_scales_known
-    np.testing.assert_array_equal(program(x), sums(x, codes, scales))
-
-
-def test_panels_are_served_with_packed_scales():
-    x, codes, scales = operands(33, 96, 32, 5)
-    packed = panels.of_bytes(pairs.as_bytes(jnp.asarray(codes).astype(jnp.uint4)), 4)
-    params = {"codes": packed, "scales": jnp.asarray(scales)}
-
-    def serve(params, x):
-        codes = Panels(params["codes"], 33, 4)
-        return table_products.sums(x, codes, params["scales"], NF4)
-
-    program = aqtlite.compile_serving(serve, params, x)
-    types = [one.shape for one in jax.tree.leaves(program.compiled.in_avals)]
-    assert (3, 3, 16) in types
     np.testing.assert_array_equal(program(x), sums(x, codes, scales))
 
 
@@ -297,13 +257,6 @@ def test_derivatives_and_maps_are_those_of_the_plain_form():
 def test_it_takes_whole_panels_and_runs_of_few_rows(rows, columns, of_tile, wanted):
     is_read = table_products.reads(columns, of_tile)
     assert (is_read and table_products.pays(rows)) == wanted
-
-
-def test_panels_of_another_matrix_are_refused():
-    x, codes, scales = operands(33, 96, 32, 2)
-    packed = panels.of_bytes(pairs.as_bytes(jnp.asarray(codes).astype(jnp.uint4)), 4)
-    with pytest.raises(ValueError, match="panels of 33 rows of 96 weights"):
-        sums_of_panels(x, packed[:-1], scales)
 
 
 def test_names_are_short_and_tell_tables_apart():
