@@ -20,14 +20,12 @@ from aqtlite.contraction import tiles
 from aqtlite.contraction.execution import ContractionExecution, OperandExecution
 from aqtlite.contraction.float_kernel import FloatKernel, is_of_matrices, suits
 from aqtlite.lowering.forms import narrow, panel_products
-from aqtlite.lowering.forms.weight_coding import Coding
+from aqtlite.lowering.forms.weight_coding import MAGNITUDES, Coding
 from aqtlite.operations import DotInput, Operation
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.qtensor.transposed_values import TransposedValues
 from aqtlite.shapes.dimension_numbers import Axes
-
-_E2M1 = numerics.Float.from_dtype("float4_e2m1fn")
 
 
 def takes(
@@ -137,7 +135,8 @@ def _as_stored(
     if stored is None or stored.axes("rhs").contracting[-1] != len(rhs.axes) - 1:
         return None
     grid, values, coding = _of_units(rhs.grid), rhs.values, Coding.E2M1
-    if values.dtype != jnp.int4 or grid.magnitudes != _E2M1.magnitudes:
+    multiples = tuple(value / grid.smallest for value in grid.magnitudes)
+    if values.dtype != jnp.int4 or multiples != MAGNITUDES:
         values, coding = narrow.in_units(rhs.on_grid(), grid.smallest), Coding.INTEGERS
     *given, _, zero_point, scale = tiles.given_of(how, operation, *operands)
     given += [values, zero_point, scale.transpose(np.argsort(rhs.axes))]

@@ -20,7 +20,10 @@ PANEL = 16
 WORD = 4
 """Bytes of a row that lie together."""
 
-SIGNS = {4: 0x88888888, 8: 0x80808080}
+SIGN = 8
+"""The sign of an int4, or of a code of four bits, which is flipped in panels."""
+
+SIGNS = {4: 0x11111111 * SIGN, 8: 0x80808080}
 """The bits of a word that raise weights of 4 or 8 bits, once they are flipped."""
 
 _HALVES, _HALF = 0x0F0F0F0F, 4  # The lower half of each byte of a word, and its bits.

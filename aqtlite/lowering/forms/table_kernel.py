@@ -45,7 +45,7 @@ _FLOAT, _LINE = 4, 64  # Bytes of float32, and of a line of the cache.
 _OF_FLOATS = _FLOAT * PANEL * (_BLOCK + _MOST_ROWS)
 """Bytes of a block, and of the sums of rows so far."""
 
-_SIGNS = {4: 0x88888888, 8: 0x08080808}
+_SIGNS = {4: panels.SIGNS[4], 8: 0x01010101 * panels.SIGN}
 """What laying out a panel flips in a word, by the bits that a code takes."""
 
 

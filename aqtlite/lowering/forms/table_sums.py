@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from aqtlite.lowering.forms import custom_call
-from aqtlite.lowering.forms.panels import PANEL
+from aqtlite.lowering.forms.panels import PANEL, SIGN
 
 STEP = 8
 """Number of products that are read at a time."""
 
 TABLE_BITS = 4
 """Bits of a code."""
-
-_SIGN = 8  # What laying out a panel flips in a code; see `panels.SIGNS`.
 
 _AHEAD, _LINE = 2**11, 64
 """Distance in bytes at which codes are fetched, and the size of a line of the cache."""
@@ -38,7 +36,7 @@ class Table:
         self.f, self.lanes = f, lanes
         self.floats = f.ir.VectorType(f.ir.FloatType(), lanes)
         self.ints = f.ir.VectorType(f.int, lanes)
-        raised = [values[code ^ _SIGN] for code in range(2**TABLE_BITS)]
+        raised = [values[code ^ SIGN] for code in range(2**TABLE_BITS)]
         self.parts = [
             f.ir.Constant(self.floats, raised[start : start + lanes])
             for start in range(0, len(raised), lanes)

@@ -15,13 +15,10 @@ import numpy as np
 from aqtlite.lowering.forms import custom_call, panels
 from aqtlite.shapes.sharding import looked_up
 
-_DOUBLED = 0, 1, 2, 3, 4, 6, 8, 12
-"""Twice the magnitudes of float4_e2m1fn."""
+MAGNITUDES = 0, 1, 2, 3, 4, 6, 8, 12
+"""The magnitudes of float4_e2m1fn by the smallest, which is a half."""
 
-_OF_CODES = *_DOUBLED, *(-value for value in _DOUBLED)
-
-_SIGN = 8
-"""The bit of a code that is flipped in panels."""
+_OF_CODES = *MAGNITUDES, *(-value for value in MAGNITUDES)
 
 _SIZES = {32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 """Instructions that look up bytes, by those of a vector."""
@@ -38,11 +35,11 @@ class Coding(enum.IntEnum):
 
     def raised_by(self, bits: int) -> int:
         """What is added to weights of some bits, so that they are unsigned."""
-        return _DOUBLED[-1] if self is Coding.E2M1 else 2 ** (bits - 1)
+        return MAGNITUDES[-1] if self is Coding.E2M1 else 2 ** (bits - 1)
 
     def largest(self, bits: int) -> int:
         """The largest weight of some bits, raised."""
-        of_codes = 2 * _DOUBLED[-1]
+        of_codes = 2 * MAGNITUDES[-1]
         return of_codes if self is Coding.E2M1 else 2**bits - 1
 
     def decoded(self, weights: jax.Array) -> jax.Array:
@@ -77,11 +74,10 @@ def _looked_up(f: custom_call.Function, codes: Any) -> Any:
     """The raised weights of codes with flipped signs, in bytes of a vector of int32."""
     size = 4 * codes.type.count
     kind = f.ir.VectorType(f.byte, size)
-    raised = [
-        _OF_CODES[place ^ _SIGN] + _DOUBLED[-1] for place in range(len(_OF_CODES))
-    ]
+    places = range(len(_OF_CODES))
+    raised = [_OF_CODES[place ^ panels.SIGN] + MAGNITUDES[-1] for place in places]
     # The instructions have a table for each 128 bits.
     table = f.ir.Constant(kind, raised * (size // len(raised)))
-    places = f.at.bitcast(codes, kind)
-    found = f.call(f"llvm.x86.{_SIZES[size]}", kind, table, places)
+    bytes_of_codes = f.at.bitcast(codes, kind)
+    found = f.call(f"llvm.x86.{_SIZES[size]}", kind, table, bytes_of_codes)
     return f.at.bitcast(found, codes.type)
