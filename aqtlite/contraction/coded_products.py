@@ -15,7 +15,7 @@ from jax import lax
 
 from aqtlite.contraction import accumulation, block_products, dots, tiles
 from aqtlite.contraction.execution import ContractionExecution
-from aqtlite.contraction.float_kernel import FloatKernel, is_of_matrices, suits
+from aqtlite.contraction.float_kernel import FloatKernel, is_of_matrices, may_take
 from aqtlite.lowering import exact
 from aqtlite.lowering.forms import panel_products, table_products
 from aqtlite.numerics import Float, NormalFloat
@@ -45,7 +45,7 @@ def takes(
         rhs_q: rhs quantized.
     """
     are_floats = how.kind in ("float", "in blocks") and how.rhs.form != "float"
-    if how.path != "fwd" or not (are_floats and suits(how, operation)):
+    if how.path != "fwd" or not (are_floats and may_take(how, operation)):
         return False
     if how.rhs.tensor.use_fake_quant or lhs.dtype not in tiles.FLOATS:
         return False
@@ -59,11 +59,11 @@ def takes(
     is_padded = lhs_q is not None and lhs_q.padding is not None
     if not is_last or is_padded or not isinstance(rows, int):
         return False
-    is_read = is_for_kernel(operation, rhs_q) and panel_products.runs_here()
+    is_read = reads_rhs(operation, rhs_q) and panel_products.runs_here()
     return is_read and table_products.pays(rows)
 
 
-def is_for_kernel(operation: Operation, rhs: QTensor) -> bool:
+def reads_rhs(operation: Operation, rhs: QTensor) -> bool:
     """Returns True if the kernel reads rhs, in its own order or as it is stored.
 
     Args:

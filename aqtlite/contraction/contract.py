@@ -217,7 +217,7 @@ def _in_storage(
     sums do the axes keep their stored order. Values that a kernel may read stay as they
     are stored.
     """
-    if side == "rhs" and _is_for_kernel(operation, x):
+    if side == "rhs" and _reads_rhs(operation, x):
         return operation, x.with_values_as_stored()
     x = x.on_grid()
     if x.order is None:
@@ -230,16 +230,16 @@ def _in_storage(
     return operation, x.in_own_order()
 
 
-def _is_for_kernel(operation: Operation, rhs: QTensor) -> bool:
+def _reads_rhs(operation: Operation, rhs: QTensor) -> bool:
     """Whether a kernel reads the floats of rhs as they are stored: with contracting
     axes last, or codes in their own order."""
     contracting, _, remaining, *_ = operation.axes("rhs")
     order = tuple(rhs.stored_axes[axis] for axis in remaining + contracting)
     own = tuple(range(rhs.ndim))
-    if order == own and unit_blocks.is_for_kernel(operation, rhs):
+    if order == own and unit_blocks.reads_rhs(operation, rhs):
         return True
     has_codes = rhs.qvalue.dtype == jnp.int4 and own in (order, rhs.stored_axes)
-    return has_codes and coded_products.is_for_kernel(operation, rhs)
+    return has_codes and coded_products.reads_rhs(operation, rhs)
 
 
 def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from aqtlite.operations import Operation
 from aqtlite.operations.dot_general import DotGeneral
 
 
-def suits(how: ContractionExecution, operation: Operation) -> bool:
+def may_take(how: ContractionExecution, operation: Operation) -> bool:
     """Returns True if kernels of floats may take a contraction, by its operands."""
     is_plain = how.accumulator is None and how.in_dtype is None and not how.is_product
     return is_plain and is_of_matrices(operation)

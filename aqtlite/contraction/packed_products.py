@@ -106,10 +106,10 @@ def _of_weights(
     if how.kind == "mixed":
         is_float = jnp.issubdtype(dtype, jnp.floating)
         return _of_floats(operation, left, values, how.out_dtype) if is_float else None
-    suits = dtype in (jnp.int4, jnp.int8) and packed_dot.reads_panels(
-        rows, values.dtype
-    )
-    if not suits or not _sums_less_zero_points(how, operation, left, right):
+    are_integers = dtype in (jnp.int4, jnp.int8)
+    if not are_integers or not packed_dot.pays_in_panels(rows, values.dtype):
+        return None
+    if not _sums_less_zero_points(how, operation, left, right):
         return None
     sums: jax.Array = operation.contract(_ByKernel(), left, right)
     return sums if how.kind == "integers" else sums.astype(jnp.float32)

@@ -56,7 +56,7 @@ def _takes(operation: Dot, lhs: DotInput, rhs: PackedPlanes) -> bool:
     is_exact = products * 2 ** (7 + rhs.bits - 1) <= _LARGEST_SUM
     batch = math.prod(lhs.values.shape[axis] for axis in lhs_ba)
     rows = lhs.values.size // (products * batch)
-    return is_exact and plane_products.reads(rows, rhs.shape[-1])
+    return is_exact and plane_products.pays(rows, rhs.shape[-1])
 
 
 def _sums(operation: Dot, lhs: jax.Array, rhs: PackedPlanes) -> jax.Array:

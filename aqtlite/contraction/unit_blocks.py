@@ -18,7 +18,7 @@ from aqtlite import numerics
 from aqtlite.config.arithmetic import Form
 from aqtlite.contraction import tiles
 from aqtlite.contraction.execution import ContractionExecution, OperandExecution
-from aqtlite.contraction.float_kernel import FloatKernel, is_of_matrices, suits
+from aqtlite.contraction.float_kernel import FloatKernel, is_of_matrices, may_take
 from aqtlite.lowering.forms import narrow, panel_products
 from aqtlite.lowering.forms.weight_coding import MAGNITUDES, Coding
 from aqtlite.operations import DotInput, Operation
@@ -44,7 +44,7 @@ def takes(
         lhs_q: lhs quantized, None if it stays in floating point.
         rhs_q: rhs quantized.
     """
-    if not suits(how, operation):
+    if not may_take(how, operation):
         return False
     if not _is_in_units(how.rhs, rhs_q) or 0 in lhs.shape:
         return False
@@ -57,15 +57,15 @@ def takes(
     return _is_read(rhs_q, contracting, tile) and panel_products.runs_here()
 
 
-def is_for_kernel(operation: Operation, weight: QTensor) -> bool:
-    """Returns True if the kernel reads a weight, stored with contracting axes last.
+def reads_rhs(operation: Operation, rhs: QTensor) -> bool:
+    """Returns True if the kernel reads rhs, stored with contracting axes last.
 
     Args:
-        operation: the contraction, of which the weight is rhs.
-        weight: the weight quantized.
+        operation: the contraction.
+        rhs: rhs quantized.
     """
     contracting = operation.axes("rhs").contracting
-    return is_of_matrices(operation) and reads(weight, contracting)
+    return is_of_matrices(operation) and reads(rhs, contracting)
 
 
 def reads(weight: QTensor, contracting: Axes) -> bool:

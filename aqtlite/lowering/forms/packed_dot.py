@@ -114,7 +114,7 @@ def of_dot(
         return None
     is_large = rows > _ROWS_OF_AMX and size > _WEIGHTS_OF_AMX
     is_for_xla = is_large and processor.may_use_amx()
-    if in_panels and reads_panels(rows, dtypes[argument]) and not is_for_xla:
+    if in_panels and pays_in_panels(rows, dtypes[argument]) and not is_for_xla:
         return in_panels
     if not processor.has_unsigned_dots():
         return None
@@ -132,7 +132,7 @@ def of_dot(
     return form(argument, contracting[of_weight], shapes[of_weight])
 
 
-def reads_panels(rows: int, dtype: np.dtype) -> bool:
+def pays_in_panels(rows: int, dtype: np.dtype) -> bool:
     """Returns True if the kernel takes less time than other forms of panels do.
 
     Args:

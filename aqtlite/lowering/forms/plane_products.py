@@ -21,8 +21,8 @@ from aqtlite.lowering.forms import (
 _ROWS, _ROWS_WITHOUT_VNNI = 16, 64
 
 
-def reads(rows: int, length: int) -> bool:
-    """Returns True if there is a kernel for such operands, and it takes less time.
+def pays(rows: int, length: int) -> bool:
+    """Returns True if the kernel takes such operands, in less time than XLA's forms.
 
     Args:
         rows: rows of the other operand, for each matrix of planes.

@@ -179,7 +179,7 @@ class Contraction:
         # Sums of floats depend on the order in which the trained model contracts them,
         # but for those of kernels.
         is_rhs = operand.side == "rhs"
-        is_read = is_rhs and unit_blocks.is_for_kernel(self.operation, quantized)
+        is_read = is_rhs and unit_blocks.reads_rhs(self.operation, quantized)
         if arithmetic.sums_integers(raw) or is_read:
             quantized = quantized.stored_in(operand.serving_order())
         if tensor.double_scales is not None:
