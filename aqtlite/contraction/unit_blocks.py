@@ -112,25 +112,33 @@ class Sums(FloatKernel):
         how, left = _with_integers(self.how), DotInput(lhs)
         if lhs_q is not None:
             left, lhs_q = _integers(lhs_q)
-        right, in_units = _integers(rhs_q.unpacked())
-        counts = tiles.counts(how, operation, lhs_q, in_units)
-        both = (left, lhs_q), (right, in_units)
+        counts = tiles.counts(how, operation, lhs_q, rhs_q)
         is_stored = isinstance(rhs_q.qvalue, TransposedValues)
         if is_stored and panel_products.is_available(target):
-            out = _as_stored(how, counts, operation, rhs_q.qvalue, both)
+            out = _as_stored(how, counts, operation, (left, lhs_q), rhs_q)
             if out is not None:
                 return out
-        return tiles.sum_products(how, operation, counts, *both)
+        right = _integers(rhs_q.unpacked())
+        return tiles.sum_products(how, operation, counts, (left, lhs_q), right)
 
 
 def _as_stored(
     how: ContractionExecution,
     counts: tuple[int, ...],
     operation: DotGeneral,
-    rhs: TransposedValues,
-    operands: tuple[tuple[DotInput, QTensor | None], tuple[DotInput, QTensor]],
+    lhs: tuple[DotInput, QTensor | None],
+    rhs_q: QTensor,
 ) -> jax.Array | None:
-    """Contracts with rhs as it is stored, by the kernel; None if it does not suit."""
+    """Contracts with rhs as it is stored, by the kernel; None if it does not suit.
+
+    Args:
+        how: execution of the contraction of integers.
+        counts: number of tiles of each contracting axis.
+        operation: the contraction.
+        lhs: input to the dot, and the quantized operand if there is one.
+        rhs_q: rhs quantized, of `TransposedValues`.
+    """
+    rhs = rhs_q.qvalue
     stored = operation.in_storage("rhs", rhs.axes)
     if stored is None or stored.axes("rhs").contracting[-1] != len(rhs.axes) - 1:
         return None
@@ -138,7 +146,8 @@ def _as_stored(
     multiples = tuple(value / grid.smallest for value in grid.magnitudes)
     if values.dtype != jnp.int4 or multiples != MAGNITUDES:
         values, coding = narrow.in_units(rhs.on_grid(), grid.smallest), Coding.INTEGERS
-    *given, _, zero_point, scale = tiles.given_of(how, operation, *operands)
+    right = DotInput(rhs), _with_scale_of_units(rhs_q)
+    *given, _, zero_point, scale = tiles.given_of(how, operation, lhs, right)
     given += [values, zero_point, scale.transpose(np.argsort(rhs.axes))]
     return tiles.by_kernel(how, counts, stored, given, coding)
 
@@ -147,11 +156,14 @@ def _integers(q: QTensor) -> tuple[DotInput, QTensor]:
     """The integers of an operand, and the operand with the scale of these."""
     grid = _of_units(q.numerics)
     values = narrow.in_units(q.qvalue, grid.smallest)
-    scale = q.scale * np.float32(grid.smallest)
-    largest = int(grid.bound / grid.smallest)
-    return DotInput(values, None, largest), dataclasses.replace(
-        q, qvalue=values, scale=scale
-    )
+    q = dataclasses.replace(_with_scale_of_units(q), qvalue=values)
+    return DotInput(values, None, int(grid.bound / grid.smallest)), q
+
+
+def _with_scale_of_units(q: QTensor) -> QTensor:
+    """An operand with the scale of its integers."""
+    unit = np.float32(_of_units(q.numerics).smallest)
+    return dataclasses.replace(q, scale=q.scale * unit)
 
 
 def _of_units(grid: numerics.Numerics | None) -> numerics.Float:
