@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NO_SCOPE = "(no name scope)"
+_NO_SCOPE = "(no name scope)"
 """Text for the path of a contraction outside all modules and name scopes."""
 
 
@@ -47,13 +47,18 @@ def naming(contraction: str) -> Iterator[None]:
         raise ValueError(f"the contraction {quoted(contraction)}: {error}") from error
 
 
+def label(path: str) -> str:
+    """Returns the path of a contraction as tables and lists show it."""
+    return path or _NO_SCOPE
+
+
 def quoted(path: str) -> str:
     """Returns the path of a contraction as messages give it, in quotes.
 
     >>> quoted("decoder/up"), quoted("")
     ("'decoder/up'", '(no name scope)')
     """
-    return repr(path) if path else NO_SCOPE
+    return repr(path) if path else _NO_SCOPE
 
 
 def brief(x: Any) -> str:

@@ -228,9 +228,7 @@ class Programs:
                 )
             plan_checks.check_quantizes(plan)
             candidates_lib.check_not_learned(name, plan)
-            given = [
-                one.path or errors.NO_SCOPE for one in plan.every() if one.is_injected
-            ]
+            given = [errors.label(one.path) for one in plan.every() if one.is_injected]
             if given and self._candidates is not None:
                 raise ValueError(
                     f"{', '.join(given[:3])} and others were given configs in the "

@@ -175,7 +175,7 @@ class Allocation:
         heads = ["weight of", "choice", "bytes", "in float", *times, *in_float]
         weights = [[*heads, "cost alone"]]
         for one in self.choices:
-            paths = ", ".join(path or errors.NO_SCOPE for path in one.paths)
+            paths = ", ".join(errors.label(path) for path in one.paths)
             cells = [paths, one.candidate, f"{one.nbytes:,}", f"{one.float_bytes:,}"]
             cells += [*_times(one.seconds), *_times(one.float_seconds)]
             weights.append([*cells, f"{one.cost:+.3g}"])

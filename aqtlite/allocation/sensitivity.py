@@ -81,9 +81,7 @@ class Sensitivity:
         for one in self.contractions:
             value = one.output_snr if self.loss is None else one.loss_change
             of_candidate = bars.setdefault(one.candidate, {})
-            of_candidate[one.path or errors.NO_SCOPE] = (
-                math.nan if value is None else value
-            )
+            of_candidate[errors.label(one.path)] = math.nan if value is None else value
         label = "change of the loss"
         if self.loss is None:
             label = "signal-to-noise ratio of the output, dB"
@@ -105,7 +103,7 @@ class Sensitivity:
         heads = ["path", "op", "candidate", "dB", "output dB"]
         rows = [heads + ["loss"] * (self.loss is not None)]
         for one in self.contractions:
-            row = [one.path or errors.NO_SCOPE, one.op, one.candidate]
+            row = [errors.label(one.path), one.op, one.candidate]
             row += [f"{one.snr:.1f}", f"{one.output_snr:.1f}"]
             if one.loss_change is not None:
                 row.append(f"{one.loss_change:+.3g}")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.edge.operators.base import Operator
 
 
@@ -32,7 +33,7 @@ class Node:
     @property
     def place(self) -> str:
         """Name scopes around the operator, for messages."""
-        return self.path or "(no name scope)"
+        return errors.label(self.path)
 
     def compute(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Computes the outputs in float."""

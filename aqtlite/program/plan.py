@@ -104,7 +104,7 @@ class Plan:
         A colon and a line for each contraction; or that there are none.
         """
         lines = [
-            f"  {one.path or errors.NO_SCOPE}: {one.why_float}"
+            f"  {errors.label(one.path)}: {one.why_float}"
             for one in self.every()
             if not one.is_quantized
         ]

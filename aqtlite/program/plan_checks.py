@@ -44,9 +44,9 @@ def report(planned: Plan, *, strict: bool) -> None:
         for one in planned.lookups
         if not one.is_quantized and not _is_left(planned, one)
     ]
-    lines = [f"  {one.path or errors.NO_SCOPE}: {one.why_float}" for one in left]
+    lines = [f"  {errors.label(one.path)}: {one.why_float}" for one in left]
     lines += [
-        f"  {one.path or errors.NO_SCOPE}: its gradient is that of a {why}"
+        f"  {errors.label(one.path)}: its gradient is that of a {why}"
         for one in planned.quantized()
         if (why := one.why_gradients_float) is not None
         and (one.cfg.dlhs.lhs.is_quantized or one.cfg.drhs.lhs.is_quantized)

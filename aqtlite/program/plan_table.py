@@ -37,7 +37,7 @@ def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]
     """
     return [
         (
-            one.path or errors.NO_SCOPE,
+            errors.label(one.path),
             one.description,
             str(one.lhs),
             str(one.rhs),
@@ -61,7 +61,7 @@ def rows_of_lookups(
     """
     rows = [
         (
-            one.path or errors.NO_SCOPE,
+            errors.label(one.path),
             one.op,
             str(one.lhs),
             str(one.rhs),
@@ -122,7 +122,7 @@ def _reads(one: PlannedLookup) -> str:
     text = f"{one.cfg.fwd.rhs.grid.name} rows"
     if one.contraction is None:
         return text
-    return f"{text}, of the table of {one.contraction.path or errors.NO_SCOPE}"
+    return f"{text}, of the table of {errors.label(one.contraction.path)}"
 
 
 def _who_decides(one: Planned) -> str:

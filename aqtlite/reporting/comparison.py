@@ -82,7 +82,7 @@ class Comparison:
         return [
             (
                 "*" if one.is_changed else "",
-                one.path or errors.NO_SCOPE,
+                errors.label(one.path),
                 one.role,
                 *map(_text, (one.before, one.after)),
             )

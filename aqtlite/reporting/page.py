@@ -90,7 +90,7 @@ def _errors(taps: Any) -> list[dict[str, Any]]:
     found = [(x.path, x.contraction, x.snr) for x in taps.results]
     found = found or [(x.path, x.operand, x.snr) for x in taps.operands]
     lowest = [
-        (f"{path or errors.NO_SCOPE} {of}", np.asarray(snr, np.float32).ravel())
+        (f"{errors.label(path)} {of}", np.asarray(snr, np.float32).ravel())
         for path, of, snr in found
     ]
     return [

@@ -24,7 +24,7 @@ def rows_of(report: "Report") -> list[tuple[str, ...]]:
     """Returns a row of cells for each contraction."""
     return [
         (
-            one.path or errors.NO_SCOPE,
+            errors.label(one.path),
             one.role,
             one.equation or one.op,
             one.lhs,

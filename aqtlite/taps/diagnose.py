@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.taps import records, remedies
 from aqtlite.taps.records import TappedOperand, Taps
 from aqtlite.taps.tap import tap
@@ -70,7 +71,7 @@ class Finding:
     severity: Severity
 
     def __str__(self) -> str:
-        place = f"{records.label(self.path)} {self.operand}".strip()
+        place = f"{errors.label(self.path)} {self.operand}".strip()
         return f"{self.severity}: {place}: {self.what}\n    {self.remedy}"
 
 
@@ -279,7 +280,7 @@ def _same_noise(worst: list[TappedOperand]) -> Iterator[Finding]:
     for first, *others in alike.values():
         for one in others:
             what = (
-                f"it is rounded with the same noise as {records.label(first.path)} "
+                f"it is rounded with the same noise as {errors.label(first.path)} "
                 f"{first.operand}: their errors do not average out."
             )
             remedy = (

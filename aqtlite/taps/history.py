@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.output import plots
 from aqtlite.taps import records
 from aqtlite.taps.records import TappedOperand, Taps
@@ -40,7 +41,7 @@ def plot_taps(taps: Taps | Mapping[int, Taps], path: str | os.PathLike[str]) -> 
     if isinstance(taps, Taps):
         bars: dict[str, dict[str, float]] = {}
         for one in taps.operands:
-            bars.setdefault(one.operand, {})[records.label(one.path)] = _finite(
+            bars.setdefault(one.operand, {})[errors.label(one.path)] = _finite(
                 records.lowest(one.snr)
             )
         plots.bars(bars, "signal-to-noise ratio of rounding, dB", path)
@@ -70,7 +71,7 @@ def _over_time(
     for step, taps in sorted(history.items()):
         for one in taps.operands:
             places, heights = lines.setdefault(
-                f"{records.label(one.path)} {one.operand}", ([], [])
+                f"{errors.label(one.path)} {one.operand}", ([], [])
             )
             places.append(step)
             heights.append(_finite(value(one)))

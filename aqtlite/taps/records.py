@@ -183,12 +183,12 @@ class Taps:
                 values = jnp.asarray(getattr(one, field))
                 for index in np.ndindex(values.shape):
                     name = "/".join(
-                        [label(one.path), one.operand, *map(str, index), field]
+                        [errors.label(one.path), one.operand, *map(str, index), field]
                     )
                     found[name] = values[index]
-        errors = [(label(x.path), x.contraction, x.snr) for x in self.results]
-        errors += [(x.path, "result", x.snr) for x in self.errors]
-        for path, of, snr in errors:
+        results = [(errors.label(x.path), x.contraction, x.snr) for x in self.results]
+        results += [(x.path, "result", x.snr) for x in self.errors]
+        for path, of, snr in results:
             for index in np.ndindex(jnp.shape(snr)):
                 name = "/".join([path, of, *map(str, index), "snr"])
                 found[name] = jnp.asarray(snr)[index]
@@ -210,7 +210,8 @@ class Taps:
         yield 3, rows
         if self.results:
             results = (
-                (label(x.path), x.contraction, _worst(x.snr)) for x in self.results
+                (errors.label(x.path), x.contraction, _worst(x.snr))
+                for x in self.results
             )
             yield 2, [("path", "result", "dB"), *results]
         if self.errors:
@@ -234,11 +235,6 @@ class Taps:
         return rich_tables.as_text(self)
 
 
-def label(path: str) -> str:
-    """Returns the path of a contraction as it is shown."""
-    return path or errors.NO_SCOPE
-
-
 def worst(one: TappedOperand) -> TappedOperand:
     """Returns the step or row of an operand with the worst rounding, as scalars."""
     arrays = jax.tree.map(np.asarray, one)
@@ -257,7 +253,7 @@ def _row(one: TappedOperand) -> Sequence[str]:
     if at.axis >= 0 and at.ratio > 1:
         outlier = f"axis {at.axis} [{at.channel}] {at.ratio:.3g} x"
     return (
-        label(one.path),
+        errors.label(one.path),
         one.operand,
         one.grid,
         f"{at.snr:.1f}",

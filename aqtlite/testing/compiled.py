@@ -80,7 +80,7 @@ def _described(found: Report, one: ReportedContraction) -> str:
     why = f" ({one.why_float})" if one.why_float else ""
     operands = " x ".join(filter(None, (one.lhs, one.rhs)))
     return (
-        f"{one.path or errors.NO_SCOPE} ({one.role}, {one.equation or one.op!r}): "
+        f"{errors.label(one.path)} ({one.role}, {one.equation or one.op!r}): "
         f"{operands} in {one.runs_in}{asked}{share}{why}"
     )
 

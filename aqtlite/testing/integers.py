@@ -61,7 +61,7 @@ def assert_same_integers(
             f"{len(other)}"
         )
     for number, ((path, sums), (_, others)) in enumerate(zip(one, other, strict=True)):
-        what = f"contraction {number}, {path or errors.NO_SCOPE},"
+        what = f"contraction {number}, {errors.label(path)},"
         if sums.shape != others.shape or sums.dtype != others.dtype:
             raise AssertionError(
                 f"{what} sums {_type(sums)} in the first function, and "

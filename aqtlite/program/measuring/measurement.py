@@ -248,7 +248,7 @@ class Measurement:
 
     def _row(self, one: MeasuredContraction) -> tuple[str, ...]:
         first = one.alike[0]
-        path = first.path or errors.NO_SCOPE
+        path = errors.label(first.path)
         if len(one.alike) > 1:
             path += f" and {len(one.alike) - 1} more"
         times = [one.float_seconds, one.quantized_seconds]

@@ -128,9 +128,7 @@ def _nearest(rule: Rule, index: int, planned: Sequence[Matched]) -> str:
     alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
     missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}
     nearest = sorted(alike, key=lambda path: len(missing[path]))[:5]
-    lines = [
-        f"  {path or errors.NO_SCOPE}: {', '.join(missing[path])}" for path in nearest
-    ]
+    lines = [f"  {errors.label(path)}: {', '.join(missing[path])}" for path in nearest]
     kinds = {kind for one in planned for kind in (one.lhs.kind, one.rhs.kind)}
     if rule.operands == "weight" and "weight" not in kinds:
         lines.append(

@@ -33,7 +33,7 @@ class Unseen:
         return self.rule is not None and rules[self.rule].cfg is None
 
     def __str__(self) -> str:
-        return f"  {self.path or errors.NO_SCOPE}: {self.why_float}"
+        return f"  {errors.label(self.path)}: {self.why_float}"
 
 
 def found(

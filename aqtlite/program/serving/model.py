@@ -271,7 +271,7 @@ class FoundOperand:
         return self.frozen_operands in (self.key.side, "both")
 
     def __str__(self) -> str:
-        return f"{self.operand} of {'/'.join(self.key.path) or errors.NO_SCOPE}"
+        return f"{self.operand} of {errors.label('/'.join(self.key.path))}"
 
 
 @dataclasses.dataclass(frozen=True)
