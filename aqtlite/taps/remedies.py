@@ -7,7 +7,7 @@ range does not become one of each call, and nothing mixes them.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from aqtlite import calibration, config
 from aqtlite.config import of_activations
@@ -99,30 +99,44 @@ def _fields(one: TappedOperand, *changes: Mapping[str, str]) -> list[str]:
     return [f'"{operand}.{name}": {x}' for name, x in kept.items()]
 
 
-def _updated(one: TappedOperand, *changes: Mapping[str, str] | None) -> str | None:
-    """Returns changes of an operand; None if one of them is None, or none changes."""
+def _updated(
+    one: TappedOperand, *changes: Mapping[str, str] | None, beside: Sequence[str] = ()
+) -> str | None:
+    """Returns changes of an operand; None if one of them is None, or none changes.
+
+    Args:
+        one: the operand.
+        *changes: texts of its fields, by name.
+        beside: changes of other fields of the config, which these need.
+    """
     known = [several for several in changes if several is not None]
     # What the forward has quantized is configured there.
     is_of_forward = one.is_of_activations and one.operand in ("dlhs.rhs", "drhs.rhs")
     if len(known) < len(changes) or is_of_forward:
         return None
     fields = _fields(one, *known)
-    return f"config.update(cfg, {{{', '.join(fields)}}})" if fields else None
+    return _update(*fields, *beside) if fields else None
+
+
+def _update(*changes: str) -> str:
+    return f"config.update(cfg, {{{', '.join(changes)}}})"
 
 
 def _around(one: TappedOperand, change: str) -> str | None:
     """Returns a change of the contraction, with a range that fits what it makes."""
     if not one.cfg.calibration.is_blind or one.cfg.calibration.needs_state:
-        return f"config.update(cfg, {{{change}}})"
+        return _update(change)
     changes = _dynamic(one)
-    if changes is None:
-        return None
-    return f"config.update(cfg, {{{', '.join([change, *_fields(one, changes)])}}})"
+    return None if changes is None else _update(change, *_fields(one, changes))
 
 
 def _gradient_in_float(one: TappedOperand) -> str:
-    gradient, _, _ = one.operand.partition(".")
-    return f'config.update(cfg, {{"{gradient}": config.DotGeneralRaw()}})'
+    return _update(f'"{_contraction(one)}": config.DotGeneralRaw()')
+
+
+def _contraction(one: TappedOperand) -> str:
+    """Returns "fwd", "dlhs" or "drhs"."""
+    return one.operand.partition(".")[0]
 
 
 def _may_mix_positions(one: TappedOperand) -> bool:
@@ -210,8 +224,6 @@ def _in_blocks(one: TappedOperand) -> str | None:
     changes = {"blocks": f"config.{proposed!r}"}
     if one.cfg.noise_shared_axes is not None:
         changes["noise_shared_axes"] = "None"
-    text = _updated(one, changes, _alone(one))
-    if text is not None and isinstance(present, LocalBlocks):
-        gradient, _, _ = one.operand.partition(".")
-        text = f'{text.removesuffix("})")}, "{gradient}.local_aqt": None}})'
-    return text
+    is_local = isinstance(present, LocalBlocks)
+    others = [f'"{_contraction(one)}.local_aqt": None'] if is_local else []
+    return _updated(one, changes, _alone(one), beside=others)
