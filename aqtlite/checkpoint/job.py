@@ -90,14 +90,7 @@ def job_of(
             sample inputs cannot be stored though loading needs them.
         ValueError: as `aqtlite.flax.convert` does.
     """
-    sample = sample_lib.encode(variables.args, variables.kwargs)
-    if sample is None and variables.framework == NNX:
-        raise CheckpointError(
-            "the sample inputs of an NNX model have to be arrays, shapes and plain "
-            "Python values, in dictionaries, lists, named tuples and dataclasses of "
-            "imported modules that are pytrees: the manifest records them, and loading "
-            "traces the model with them"
-        )
+    sample = _sample_of(variables)
     template, origin = variables.match(source)
     _check_statistics(source, origin, variables, template)
     plan = variables.plan(template)
@@ -116,25 +109,19 @@ def job_of(
             params[one.number] if isinstance(one, Parameter) else variables.buffer(one)
             for one in weight.inputs
         ]
-        origins = {
-            name: source.arrays[origin[name]]
+        of_parameters = [
+            name
             for name, one in zip(inputs, weight.inputs, strict=True)
             if isinstance(one, Parameter)
-        }
+        ]
+        _check_floats(source, [origin[name] for name in of_parameters])
+        origins = {name: source.arrays[origin[name]] for name in of_parameters}
         nodes[path] = dataclasses.replace(node, origin=origins)
         fields = dict(node.arrays)
         identity = "/".join((COLLECTION, *weight.path[:-1], "identity"))
         if identity in stored:
             fields["identity"] = identity
         sources = tuple(origin[name] for name in inputs)
-        for name, one in zip(sources, weight.inputs, strict=True):
-            if not isinstance(one, Parameter):
-                continue
-            if source.arrays[name].dtype not in _FLOATS:
-                raise CheckpointError(
-                    f"{name} is {source.arrays[name]}; weights are converted from "
-                    f"{', '.join(dtype.name for dtype in _FLOATS)}"
-                )
         if node.packed is None and not source.quantized.isdisjoint(sources):
             name = fields["qvalue"]
             stored[name] = _with_all_codes(stored[name])
@@ -159,6 +146,28 @@ def job_of(
         framework=variables.framework,
     )
     return Job(manifest, tuple(tasks), copies)
+
+
+def _sample_of(variables: Variables) -> Any:
+    """The sample inputs as the manifest records them; None if it cannot."""
+    sample = sample_lib.encode(variables.args, variables.kwargs)
+    if sample is None and variables.framework == NNX:
+        raise CheckpointError(
+            "the sample inputs of an NNX model have to be arrays, shapes and plain "
+            "Python values, in dictionaries, lists, named tuples and dataclasses of "
+            "imported modules that are pytrees: the manifest records them, and loading "
+            "traces the model with them"
+        )
+    return sample
+
+
+def _check_floats(source: Reader, names: Sequence[str]) -> None:
+    for name in names:
+        if source.arrays[name].dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{name} is {source.arrays[name]}; weights are converted from "
+                f"{', '.join(dtype.name for dtype in _FLOATS)}"
+            )
 
 
 def _as_it_is(q: QTensor) -> QTensor:
