@@ -79,6 +79,13 @@ class Site:
         """Name of the function of `jax.lax` that made it."""
         return registry.OF_PRIMITIVES[self.eqn.primitive.name]
 
+    @property
+    def signature(self) -> tuple[list[str], list[tuple[str, str]]]:
+        """The types of its inputs and its parameters, as text, alike in any process."""
+        inputs = [atom.aval.str_short() for atom in self.eqn.invars]
+        params = sorted((name, str(value)) for name, value in self.eqn.params.items())
+        return inputs, params
+
     def untransposed(self, index: int) -> Transposed | None:
         """Returns `Origin.untransposed` of an operand."""
         return self.operands[index].untransposed(len(self.eqn.invars[index].aval.shape))

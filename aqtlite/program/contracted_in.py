@@ -116,10 +116,7 @@ def on_platform(plan: Plan, platform: str | None) -> Plan:
 
 def _key(one: PlannedContraction) -> str:
     """Text that contractions of equal programs share."""
-    eqn = one.site.eqn
-    avals = [atom.aval.str_short() for atom in eqn.invars]
-    params = sorted((name, str(value)) for name, value in eqn.params.items())
-    return repr((one.op, avals, params, one.is_exchanged, one.cfg))
+    return repr((one.op, *one.site.signature, one.is_exchanged, one.cfg))
 
 
 def _contracted_in(one: PlannedContraction, platform: str) -> str:

@@ -205,11 +205,8 @@ def _track(
 
 def _text(one: PlannedContraction) -> str:
     """Returns text that contractions of equal programs share, in any process."""
-    eqn = one.site.eqn
-    avals = [atom.aval.str_short() for atom in eqn.invars]
-    params = sorted((name, str(value)) for name, value in eqn.params.items())
     kinds = (one.lhs.kind, one.rhs.kind)
-    return repr((one.op, avals, params, kinds, one.is_injected, one.cfg))
+    return repr((one.op, *one.site.signature, kinds, one.is_injected, one.cfg))
 
 
 class _Alone:
