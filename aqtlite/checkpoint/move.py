@@ -12,8 +12,8 @@ from aqtlite.checkpoint.placeholders import placeholders
 class Move:
     """One line of a map: weights of a source, and the variables that they become.
 
-    Names have placeholders such as ``{i}``, which stand for a letter, digit or
-    underscore or more of them. A placeholder that the targets lack counts layers from
+    Names have placeholders such as ``{i}``, which stand for one or more letters, digits
+    or underscores. A placeholder that the targets lack counts layers from
     0 on, which are stacked along a new first axis.
 
     >>> Move(

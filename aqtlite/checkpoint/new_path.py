@@ -15,10 +15,10 @@ _START, _END = ".aqtlite-", ".unfinished"
 
 @contextlib.contextmanager
 def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives the path of what is to be written, which gets its name when it is whole.
+    """Yields a path to write to, in a folder of the writer's own beside `path`.
 
-    It is written in a folder of the writer's own, beside the path. Folders that killed
-    writers to the same path left behind are removed.
+    What is written is renamed to `path` once it is whole. Folders that killed writers
+    to the same path left behind are removed.
 
     Raises:
         CheckpointError: if the path exists, even if another writer makes it in the
@@ -45,7 +45,7 @@ def _own_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
     own = made.with_suffix(_END)
     lock = os.open(made, os.O_RDONLY)
     try:
-        _try_lock(lock)  # Without locks, no one removes what others left.
+        _try_lock(lock)  # Where it fails, no writer removes what others left.
         made.rename(own)  # Locked before others may look at it.
         try:
             yield own
@@ -68,7 +68,7 @@ def _remove_left(parent: pathlib.Path, name: str) -> None:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Locks a folder, unless a process has; where there are no locks, it is left."""
+    """Locks a folder; False if another process has, or the file system cannot."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -32,7 +32,7 @@ def own(tree: Tree, name: str) -> Tree:
 
 
 def advice() -> str:
-    """Returns the end of a message that another has written; empty in one alone."""
+    """Returns the end of an error message; empty in a program of one process."""
     if jax.process_count() == 1:
         return ""
     return (

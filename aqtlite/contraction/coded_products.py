@@ -121,7 +121,7 @@ class Sums(FloatKernel):
 def _scales(
     how: ContractionExecution, operation: DotGeneral, rhs_q: QTensor
 ) -> jax.Array:
-    """The scales of the tiles of each column; of decoded operands, the sums' are left.
+    """The scales of the tiles of each column; ones where they multiply the sums.
 
     Returns:
         float32, ``(*columns, tiles)``.

@@ -16,7 +16,7 @@ _MOST_LAYERS = 1 << 12
 
 
 def size_of(settings: Settings, key: str, default: int | None = None) -> int:
-    """A size of an array, which is no more than an int32."""
+    """A size of an array, at most the largest int32."""
     return settings.integer(key, 1, default, LARGEST)
 
 
@@ -45,7 +45,7 @@ def number(settings: Settings, key: str, default: float | None) -> float:
     """A positive number; `default` where the key is missing or null.
 
     Raises:
-        CheckpointError: if it is none, or is missing and has no default.
+        CheckpointError: if it is something else, or is missing and has no default.
     """
     value = settings.values.get(key)
     if value is None and default is not None:

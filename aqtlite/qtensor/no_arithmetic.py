@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 class NoArithmetic:
     """Raises an error of the subclass in place of NumPy's operators and conversions.
 
-    It is no `abc.ABC`, which makes `isinstance` slower, of a class that traces ask for
-    at every value.
+    It is no `abc.ABC`: that would slow down `isinstance`, which tracing calls for every
+    value.
     """
 
     def arithmetic_error(self) -> TypeError:

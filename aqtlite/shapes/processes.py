@@ -1,6 +1,6 @@
 """Arrays that span the processes of a program: what each process has to do alike.
 
-JAX calls a function of such an array in all of these processes, and takes it that their
+JAX calls a function of such an array in all of these processes, and assumes that their
 other arguments, and all that they decide, are equal.
 """
 

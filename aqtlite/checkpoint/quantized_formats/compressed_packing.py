@@ -19,7 +19,7 @@ class Packing(NamedTuple):
     """A way to pack codes."""
 
     words: Callable[[int, int], int]
-    """The number of words, of that of the codes and of their bits."""
+    """Returns the number of words for a number of codes, and the bits of each."""
 
     unpack: bits.Unpack
 

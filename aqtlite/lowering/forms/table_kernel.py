@@ -30,8 +30,8 @@ _BLOCK = 256
 """Number of products that are looked up at a time, of several rows."""
 
 _CACHE, _ROWS, _MOST_ROWS = 2**20, 8, 128
-"""Bytes of rows that stay in the cache while panels are multiplied with them, and the
-number of whose rows they are a multiple, and the largest number."""
+"""Bytes of rows that are multiplied with a panel before the next one, so that they stay
+in the cache; their number is a multiple of the second, and at most the third."""
 
 _TOGETHER = 8
 """Number of panels whose codes are laid out together: a line of the cache has the codes
