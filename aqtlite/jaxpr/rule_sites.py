@@ -31,7 +31,7 @@ def find(call: Site, rules: user_rules.UserRules) -> InCall:
     """
     (body,) = equations.bodies(call.eqn)
     # What the function closes over is an input of it, and a constant of its rules.
-    closed_over = call.operands[: equations.num_closed_over(call.eqn)]
+    closed_over = call.operands[: rules.num_closed_over]
     constants = {i: one.identity for i, one in enumerate(closed_over) if not one.needed}
     inputs = [
         Origin(

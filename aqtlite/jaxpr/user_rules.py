@@ -36,6 +36,10 @@ _ERRORS = (*mapped.OF_REFERENCES, NameError, RuntimeError)
 """Errors of rules that cannot be used: differentiation raises them where it needs the
 rules, which a program that is not differentiated does not."""
 
+_OF_CLOSED_OVER = "CustomVJPException"
+"""Name of the error of a gradient with respect to what a `jax.custom_vjp` closes over;
+JAX has no public name for it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class UserRules:
@@ -52,6 +56,9 @@ class UserRules:
     """Indices of the inputs with a gradient."""
 
     num_outputs: int
+
+    num_closed_over: int
+    """How many leading inputs the function closes over: its rules do not know them."""
 
 
 _FOLDER = os.path.join(os.path.dirname(jax.__file__), "")
@@ -93,10 +100,28 @@ def _contracts(body: core.ClosedJaxpr) -> bool:
 
 
 def _traced(eqn: Any, body: core.ClosedJaxpr) -> UserRules:
+    # `jax.vmap`, and tracing once more, make inputs like any other of what a function
+    # closes over, and still refuse gradients with respect to it.
     first = equations.num_closed_over(eqn)
-    differentiated = [
+    floating = [
         i for i, x in enumerate(body.in_avals) if i >= first and _is_floating(x)
     ]
+    while True:
+        try:
+            return _with_regard_to(floating, eqn, body, first)
+        except Exception as error:
+            if type(error).__name__ != _OF_CLOSED_OVER or not floating:
+                raise
+        first = floating.pop(0) + 1
+
+
+def _with_regard_to(
+    differentiated: Sequence[int],
+    eqn: Any,
+    body: core.ClosedJaxpr,
+    num_closed_over: int,
+) -> UserRules:
+    """Traces the rules with regard to some inputs."""
     structures: list[Any] = []
 
     def forward(*values: Any) -> tuple[list[Any], list[Any]]:
@@ -127,7 +152,7 @@ def _traced(eqn: Any, body: core.ClosedJaxpr) -> UserRules:
     of_outputs = [aval for aval in body.out_avals if _is_floating(aval)]
     residuals = list(made.out_avals[count:])
     of_rule = jax.make_jaxpr(backward)(residuals, of_outputs)
-    return UserRules(made, of_rule, tuple(differentiated), count)
+    return UserRules(made, of_rule, tuple(differentiated), count, num_closed_over)
 
 
 def _is_floating(aval: Any) -> bool:

@@ -84,6 +84,27 @@ def test_a_quantized_cache_decodes_token_by_token():
     check_close(jnp.concatenate(found, axis=1), wanted, 0.05)
 
 
+def test_scanned_layers_by_rules_have_rotated_caches():
+    """The rotation closes over arrays, and Flax's scan traces it twice."""
+    tokens = jnp.asarray(reference("llama")[0])
+    found = []
+    for scan_layers in (True, False):
+        model, variables = llm.load_linen(FOLDER / "llama", scan_layers=scan_layers)
+        model = dataclasses.replace(model, cache=kv_cache.config_for(4))
+        decoder = quantize_model(model, config.weight_only(8))
+        shapes = jax.eval_shape(decoder.init, jax.random.key(0), tokens)["cache"]
+        cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        given = {**variables, "cache": cache}
+        call = jax.jit(decoder.apply, static_argnames="mutable")
+        logits, changed = call(given, tokens[:, :-1], mutable=("cache",))
+        given = {**variables, **changed}
+        last, _ = call(
+            given, tokens[:, -1:], start=tokens.shape[1] - 1, mutable=("cache",)
+        )
+        found.append(jnp.concatenate([logits, last], axis=1))
+    check_close(*found, 0.02)
+
+
 def test_what_a_scan_cannot_hold_is_refused():
     model, variables = llm.load_linen(FOLDER / "gemma3", scan_layers=True)
     decoder = dataclasses.replace(model, cache=kv_cache.config_for(8))

@@ -14,7 +14,7 @@ from aqtlite import Rule, config, quantize_function
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.flax import quantize_model
 from aqtlite.jaxpr import sites
-from tests.common import MATMUL, mostly_slow, nearest, normal
+from tests.common import MATMUL, mostly_slow, nearest, normal, relative_error
 from tests.flax.support import init
 from tests.replacing import assert_bits
 
@@ -274,6 +274,30 @@ def test_rules_that_fail_do_so_where_they_are_used():
     assert quantized(W, X).shape == (8, 32)
     with pytest.raises(NotImplementedError, match="no gradient"):
         gradients_of(quantized)(W, X)
+
+
+def test_arrays_that_a_function_closes_over_in_a_scan_inside_vmap():
+    """There, JAX no longer says which inputs they are."""
+    factors = 1 + normal((16,), 3) ** 2
+
+    def scaled(x):
+        return (x * factors) @ W
+
+    function = with_vjp(
+        scaled, lambda x: (scaled(x), None), lambda _, g: ((g @ W.T) * factors,)
+    )
+
+    def scan(x):
+        return lax.scan(lambda _, row: (None, function(row)), None, x)[1]
+
+    plain, mapped = (
+        quantize_function(one, INT8, strict=True) for one in (function, jax.vmap(scan))
+    )
+    assert not in_float(jax.grad(lambda x: jnp.sin(mapped(x)).sum()), STEPS)
+    got, wanted = (
+        jax.grad(lambda x, f=f: jnp.sin(f(x)).sum())(STEPS) for f in (mapped, plain)
+    )
+    assert relative_error(got, wanted) < 1e-6
 
 
 def test_axes_by_number_are_refused():
