@@ -85,7 +85,8 @@ def attend_uncached(
 
     Raises:
         TypeError: if `query`, `key` or `value` is not floating.
-        ValueError: if a shape does not match, or as for `attend` of a mask.
+        ValueError: if a shape does not match, as for `attend` of a mask, or if
+            `check_config` rejects the config.
     """
     masks = () if mask is None else (mask,)
     return attend_with_masks(query, key, value, cfg, masks, scale)
@@ -100,6 +101,7 @@ def attend_with_masks(
     scale: float | None,
 ) -> jax.Array:
     """As `attend_uncached`, to what all masks leave."""
+    configs.check_config(cfg)
     checks.check_pair(key, value)
     keys, values = (
         quantizing.quantize_keys(key, cfg),

@@ -56,6 +56,12 @@ def check_config(cfg: config.DotGeneral) -> None:
             "a KV cache has scales for each position and head; leave "
             f"fwd.rhs.calib_shared_axes={tensor.calib_shared_axes!r} None"
         )
+    if tensor.has_relative_scales:
+        raise ValueError(
+            f"fwd.rhs.scale_dtype={str(tensor.scale_dtype)!r} rounds scales relative "
+            "to the largest one, and a KV cache writes each position alone; take "
+            "'bfloat16' or 'float8_e8m0fnu', or None"
+        )
     blocks = tensor.blocks
     if blocks is not None and (blocks.pad or blocks.remaining_size != 1):
         raise ValueError(
@@ -78,11 +84,13 @@ def check_config(cfg: config.DotGeneral) -> None:
             f"fwd.smoothing={cfg.fwd.smoothing!r} moves scales between keys and "
             "queries, of which a KV cache has the past keys in integers; leave it None"
         )
-    if tensor.sparsity is not None:
-        raise ValueError(
-            f"fwd.rhs.sparsity={tensor.sparsity!r} prunes weights, and would prune "
-            "keys and values; leave it None"
-        )
+    for name in ("sparsity", "rounding", "double_scales"):
+        value = getattr(tensor, name)
+        if value is not None:
+            raise ValueError(
+                f"fwd.rhs.{name}={value!r} is of weights, and keys and values are "
+                "none; leave it None"
+            )
 
 
 def of_sums(cfg: config.DotGeneral) -> config.DotGeneral:

@@ -127,6 +127,34 @@ def test_a_rotation_is_that_of_the_cache(bits):
             kv_cache.concatenate([cache, written(other)])
 
 
+@pytest.mark.parametrize("call", [written, uncached, kv_cache.check_config])
+@pytest.mark.parametrize(
+    ("cfg", "match"),
+    [
+        (config.block_fp8(), r"fwd\.rhs\.blocks=.* at each position"),
+        (config.lsq(8), r"fwd\.lhs\.calibration=LSQ\(.* does not keep"),
+        (config.unquantized(), r"fwd\.rhs is what keys and values are"),
+        (config.gptq(4, 8), r"fwd\.rhs\.rounding=Gptq\(.* leave it None"),
+        (
+            config.update(BLOCKS, {"fwd.rhs.double_scales": config.DoubleScales()}),
+            r"fwd\.rhs\.double_scales=.* leave it None",
+        ),
+        (
+            config.update(INT8, {"fwd.rhs.sparsity": config.NofM(2, 4)}),
+            r"fwd\.rhs\.sparsity=.* leave it None",
+        ),
+        (
+            config.update(BLOCKS, {"fwd.rhs.scale_dtype": "float16"}),
+            r"fwd\.rhs\.scale_dtype='float16' rounds scales relative to the largest",
+        ),
+    ],
+)
+def test_configs_that_a_cache_does_not_follow(call, cfg, match):
+    """Training with `attend_uncached` refuses what decoding would."""
+    with pytest.raises(ValueError, match=match):
+        call(cfg=cfg)
+
+
 def test_groups_of_channels():
     found = kv_cache.attend(QUERY, written(BLOCKS), BLOCKS)
     np.testing.assert_array_equal(found, uncached(CAUSAL, cfg=BLOCKS))
