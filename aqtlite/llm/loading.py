@@ -136,7 +136,8 @@ def load(
     Raises:
         CheckpointError: if the checkpoint is damaged, of another family, or not
             complete.
-        ValueError: if `cfg` needs statistics, or rotates or smooths.
+        ValueError: if `cfg` needs statistics, rotates, smooths or quantizes results, or
+            has blocks of several rows, and the table of embeddings gives the logits.
     """
     if cfg is not None:
         check_config(cfg)
@@ -236,15 +237,25 @@ def _put(
     if cfg is None or not cfg.fwd.rhs.is_quantized or not is_contracted:
         matrix.weight.set_value(floats)
         return "off" if was_quantized else None
-    matrix.set_quantized(quantized_by(floats, cfg.fwd.rhs), cfg)
+    rounded = quantized_by(floats, cfg.fwd.rhs)
+    if name == "tokens" and _has_blocks_of_rows(rounded):
+        raise ValueError(
+            f"fwd.rhs.blocks={cfg.fwd.rhs.blocks!r} gives several rows of a matrix one "
+            "scale, and this model computes logits with its table of embeddings, of "
+            "which single rows are looked up: set fwd.rhs.blocks.remaining_size=1"
+        )
+    matrix.set_quantized(rounded, cfg)
     return "again" if was_quantized else "rounded"
 
 
 def _stays(q: QTensor, name: str) -> bool:
     """Whether the integers of a file can be contracted, and looked up in a table."""
-    has_blocks_of_rows = q.in_own_order().scale.shape[0] not in (1, q.shape[0])
     is_table = name in ("tokens", "positions")
-    return q.offset is None and not (is_table and has_blocks_of_rows)
+    return q.offset is None and not (is_table and _has_blocks_of_rows(q))
+
+
+def _has_blocks_of_rows(q: QTensor) -> bool:
+    return q.in_own_order().scale.shape[0] not in (1, q.shape[0])
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -271,7 +282,8 @@ def check_config(cfg: config.DotGeneral) -> None:
 
     Raises:
         TypeError: if it is no `config.DotGeneral`.
-        ValueError: if it needs statistics, learned scales or the weights of pairs.
+        ValueError: if it needs statistics, learned scales, the weights of pairs or a
+            conversion, or quantizes results.
     """
     if not isinstance(cfg, config.DotGeneral):
         raise TypeError(f"cfg is a config.DotGeneral, got {type(cfg).__name__}")
@@ -280,13 +292,19 @@ def check_config(cfg: config.DotGeneral) -> None:
         "fwd.rotation": fwd.rotation,
         "fwd.smoothing": fwd.smoothing,
         "fwd.rhs.rounding": fwd.rhs.rounding,
+        "fwd.rhs.double_scales": fwd.rhs.double_scales,
     }
     for path, value in given.items():
         if value is not None:
             raise ValueError(
-                f"{path}={value!r} takes a conversion with data (aqtlite convert); "
-                "leave it None to quantize weights as they are loaded"
+                f"{path}={value!r} takes a conversion (aqtlite convert); leave it None "
+                "to quantize weights as they are loaded"
             )
+    if cfg.out.is_quantized:
+        raise ValueError(
+            f"out={cfg.out!r} would quantize the results of matrices, which a decoder "
+            "computes with; leave it float"
+        )
     for path, one in (("fwd.lhs", fwd.lhs), ("fwd.rhs", fwd.rhs)):
         if one.calibration.needs_state:
             raise ValueError(

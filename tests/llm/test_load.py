@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from aqtlite import checkpoint, config, llm
+from aqtlite import checkpoint, config, llm, numerics
 from aqtlite.checkpoint import CheckpointError
 from aqtlite.llm.layers import Weight
 from aqtlite.qtensor.qtensor import QTensor
@@ -231,11 +231,40 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
         (config.static_int8(), r"fwd\.lhs\.calibration"),
         (config.gptq(), r"fwd\.rhs\.rounding"),
         (config.update(config.qat(8), {"fwd.rotation": config.Hadamard()}), "rotation"),
+        (
+            config.update(
+                config.weight_only(4),
+                {
+                    "fwd.rhs.blocks": config.Blocks(size=8),
+                    "fwd.rhs.double_scales": config.DoubleScales(),
+                },
+            ),
+            r"fwd\.rhs\.double_scales=DoubleScales\(.* takes a conversion",
+        ),
+        (
+            config.update(
+                config.qat(8), {"out.numerics": numerics.IntSymmetric(bits=8)}
+            ),
+            r"out=Tensor\(.* leave it float",
+        ),
     ],
 )
-def test_configs_that_need_data_are_refused(cfg, message):
+def test_configs_that_loading_does_not_follow_are_refused(cfg, message):
     with pytest.raises(ValueError, match=message):
         llm.load(FOLDER / "llama", cfg)
+
+
+def test_a_tied_table_in_blocks_of_rows_is_refused():
+    """Rows are looked up in it; a head of its own has no lookups."""
+    cfg = config.nvfp4()
+    with pytest.raises(ValueError, match=r"set fwd\.rhs\.blocks\.remaining_size=1"):
+        llm.load(FOLDER / "gemma", cfg)
+    rows = config.update(cfg, {"fwd.rhs.blocks.remaining_size": 1})
+    for family, one in (("gemma", rows), ("llama", cfg)):
+        tokens, wanted = reference(family)
+        found = llm.load(FOLDER / family, one).decoder
+        assert isinstance((found.head or found.tokens).weight.get_value(), QTensor)
+        assert logits_of(found, jnp.asarray(tokens)).shape == wanted.shape
 
 
 def test_the_map_of_a_family_is_plain_data():
