@@ -17,7 +17,13 @@ _LARGEST = 1 << 20
 
 _GENERATION_TAG = "aqtlite.llm.generation_tag.GenerationTag"
 
-_OF_PYTHON = (ArithmeticError, AttributeError, LookupError, RecursionError)
+_OF_PYTHON = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+)
 """What a template may raise in a language that is Python's in small."""
 
 
@@ -151,6 +157,8 @@ def _of_gguf(metadata: Mapping[str, Any], where: str) -> ChatTemplate:
     special = {}
     for name in ("bos", "eos", "unknown", "padding"):
         number = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if number is not None and type(number) is not int:
+            raise CheckpointError(f"{where} names the token {number!r}, no number")
         if number is not None and 0 <= number < len(tokens):
             special[f"{name}_token"] = str(tokens[number])
     return _checked(found, special, where)

@@ -2,14 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from aqtlite import __main__ as program
-from aqtlite import llm
+from aqtlite import checkpoint, llm
 from aqtlite.checkpoint import CheckpointError
 from aqtlite.llm.chat import ChatTemplate
+from tests.common import normal
 from tests.llm.chats import CHATML, LLAMA, MARKED, MESSAGES, folder_with
-from tests.llm.support import FOLDER
+from tests.llm.support import FOLDER, quantized
 
 pytestmark = pytest.mark.code("quick")
 
@@ -58,12 +60,34 @@ def test_the_template_of_a_file_is_before_that_of_the_config(tmp_path):
         ("{{ range(10 ** 9) | list }}", "OverflowError"),
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{% include 'other' %}", "no loader"),
+        ("{{ 'a' * 10 ** 15 }}", "MemoryError"),
     ],
 )
 def test_a_template_that_fails_or_reaches_out_is_refused(text, message):
     messages = [{"role": "system", "content": "Be brief"}]
     with pytest.raises(CheckpointError, match=f"template of a file.*{message}"):
         ChatTemplate(text, {}, "a file").render(messages)
+
+
+def gguf_file(path, **pairs):
+    own = {"ggml.tokens": ["<s>", "a"], "ggml.bos_token_id": np.uint32(0), **pairs}
+    metadata = {
+        "general.architecture": "llama",
+        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
+        **{f"tokenizer.{key}": value for key, value in own.items()},
+    }
+    weights = {"output.weight": quantized(normal((4, 32)))}
+    checkpoint.save_quantized(path, weights, format="gguf", metadata=metadata)
+    return path
+
+
+def test_the_template_of_a_gguf_file(tmp_path):
+    template = llm.load_chat_template(gguf_file(tmp_path / "one.gguf"))
+    assert template.render([{"role": "user", "content": "a"}]) == "<s>a"
+    for i, wrong in enumerate(("0", np.float32(0), np.array([0, 1], np.uint32))):
+        path = gguf_file(tmp_path / f"{i}.gguf", **{"ggml.bos_token_id": wrong})
+        with pytest.raises(CheckpointError, match=r"names the token .*, no number"):
+            llm.load_chat_template(path)
 
 
 def test_the_command_answers(tmp_path, capsys):
