@@ -1,6 +1,7 @@
 """Clear errors for injected functions passed as classes, and the reverse."""
 
 import functools
+import inspect
 from typing import Any, TypeVar
 
 import jax
@@ -8,17 +9,24 @@ import numpy as np
 
 _Class = TypeVar("_Class", bound=type[Any])
 
+_PLACES = (
+    "layers take AqtDotGeneral(cfg) as dot_general=, and AqtConvGeneralDilated(cfg) as "
+    "conv_general_dilated="
+)
+
 
 def injectable(cls: _Class) -> _Class:
     """Adds clear errors for a class injected in place of an instance, or vice versa.
 
     A layer calls an injected function with arrays, and an injected class without
-    arguments. Python's own errors would only mention wrong arguments.
+    arguments. Python's own errors would only mention wrong arguments, as they would for
+    the function of another operation.
 
     Args:
         cls: class with a config as argument, and instances that take arrays.
     """
     name, init, call = cls.__name__, cls.__init__, cls.__call__
+    signature = inspect.signature(call)
     remedy = (
         f"a layer takes {name}(cfg), and functools.partial({name}, cfg) in a field "
         "with _cls at the end"
@@ -36,7 +44,23 @@ def injectable(cls: _Class) -> _Class:
     def checked_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs:
             raise TypeError(f"{name}(cfg) was called without operands: {remedy}")
+        try:
+            signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"{name}(cfg) was called with the arguments of another function "
+                f"({error}): {_PLACES}"
+            ) from error
         return call(self, *args, **kwargs)
 
     cls.__init__, cls.__call__ = checked_init, checked_call
     return cls
+
+
+def check_equation(eqn: Any) -> None:
+    """Raises TypeError for what stands in place of the equation of an `AqtEinsum`."""
+    if not isinstance(eqn, str):
+        raise TypeError(
+            f"AqtEinsum takes an equation and arrays, got {type(eqn).__name__} "
+            f"in place of the equation: {_PLACES}"
+        )

@@ -11,7 +11,13 @@ from flax import linen as nn
 from jax import lax
 
 from aqtlite import config
-from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
+from aqtlite.flax import (
+    AqtConvGeneralDilated,
+    AqtDotGeneral,
+    AqtEinsum,
+    QuantMode,
+    convert,
+)
 from tests.common import quick_jit
 from tests.flax import models
 from tests.flax.support import (
@@ -193,9 +199,6 @@ def test_a_contraction_that_was_given_something_else():
         AqtDotGeneral("bk,kn->bn")
     with pytest.raises(TypeError, match=r"got the equation 'bk,kn->bn'; AqtEinsum"):
         DG("bk,kn->bn", X, X.T)
-    dense = nn.Dense(24, dot_general=AqtEinsum(INT8))
-    with pytest.raises(TypeError, match=r"dot_general=, pass AqtDotGeneral\(cfg\)"):
-        dense.init(jax.random.key(0), X)
 
 
 @pytest.mark.parametrize("side", ["lhs", "rhs"])
@@ -314,6 +317,25 @@ CONFIG = r"a config.DotGeneral was called as a function: give .*AqtDotGeneral\(c
 def test_one_thing_for_another_in_a_layer(fields, words):
     with pytest.raises(TypeError, match=words):
         nn.Dense(8, **fields).init(jax.random.key(0), X)
+
+
+PLACES = r"dot_general=, and AqtConvGeneralDilated\(cfg\) as conv_general_dilated="
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.Conv(8, (3,), conv_general_dilated=DG), "AqtDotGeneral.*another function"),
+        (
+            nn.Dense(8, dot_general=AqtConvGeneralDilated(INT8)),
+            "AqtConvGeneralDilated.*padding",
+        ),
+        (nn.Dense(8, dot_general=AqtEinsum(INT8)), "AqtEinsum takes an equation"),
+    ],
+)
+def test_the_function_of_another_operation_in_a_layer(layer, words):
+    with pytest.raises(TypeError, match=f"{words}.*{PLACES}"):
+        layer.init(jax.random.key(0), X)
 
 
 def test_a_config_that_is_an_attribute_without_an_annotation():

@@ -11,7 +11,7 @@ from aqtlite.contraction.contract import Options
 from aqtlite.contraction.einsum import as_dot_general, as_operands
 from aqtlite.contraction.einsum_path import Step
 from aqtlite.flax import attention
-from aqtlite.flax.injectable import injectable
+from aqtlite.flax.injectable import check_equation, injectable
 from aqtlite.flax.linen.dot_general import Injected, check_restored
 from aqtlite.operations import SIDES
 from aqtlite.qtensor.qtensor import QTensor
@@ -50,12 +50,7 @@ class AqtEinsum(Injected):
         Of three and more operands, states of the contractions behind the first one have
         a number after their name (``aqt_stats/dot_general_ab_bc_1``).
         """
-        if not isinstance(eqn, str):
-            raise TypeError(
-                f"AqtEinsum takes an equation and arrays, got {type(eqn).__name__} "
-                "in place of the equation; where a layer takes dot_general=, pass "
-                "AqtDotGeneral(cfg)"
-            )
+        check_equation(eqn)
         for number, x in enumerate(operands):
             check_restored(x, SIDES[number] if len(operands) == 2 else str(number))
         arrays = as_operands(operands)

@@ -14,7 +14,7 @@ from aqtlite.contraction.einsum import as_dot_general
 from aqtlite.contraction.einsum import as_operands as as_operands_of_einsum
 from aqtlite.contraction.einsum_path import Step
 from aqtlite.flax import attention
-from aqtlite.flax.injectable import injectable
+from aqtlite.flax.injectable import check_equation, injectable
 from aqtlite.operations import Operation
 from aqtlite.program import injected
 from aqtlite.qtensor.qtensor import QTensor
@@ -131,6 +131,7 @@ class AqtEinsum(Injected):
         out_sharding: Any = None,
     ) -> jax.Array | QTensor:
         """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
+        check_equation(eqn)
         arrays = as_operands_of_einsum(operands)
         steps = einsum_path.steps_of(eqn, arrays)
 

@@ -194,6 +194,25 @@ def test_one_thing_for_another_in_a_layer(dot_general, words):
         layer(X)
 
 
+@pytest.mark.parametrize(
+    ("dot_general", "words"),
+    [
+        (AqtConvGeneralDilated(CFG), "AqtConvGeneralDilated.*padding"),
+        (AqtEinsum(CFG), "AqtEinsum takes an equation"),
+    ],
+)
+def test_the_function_of_another_operation_in_a_layer(dot_general, words):
+    layer = nnx.Linear(8, 4, dot_general=dot_general, rngs=nnx.Rngs(0))
+    places = r"AqtConvGeneralDilated\(cfg\) as conv_general_dilated="
+    with pytest.raises(TypeError, match=f"{words}.*{places}"):
+        layer(X)
+    conv = nnx.Conv(
+        8, 4, (3,), conv_general_dilated=AqtDotGeneral(CFG), rngs=nnx.Rngs(0)
+    )
+    with pytest.raises(TypeError, match=f"AqtDotGeneral.*another function.*{places}"):
+        conv(X[None])
+
+
 def test_embeddings_look_up_floats(layers):
     rows = layers.embed(jnp.array([2, 0]))
     np.testing.assert_array_equal(rows, layers.embed.embedding[...][jnp.array([2, 0])])
