@@ -226,6 +226,7 @@ def _without(
             params[p.number] for w in plan.weights[:8] for p in w.parameters
         )
         raise CheckpointError(
-            f"no weight matches {', '.join(sorted(unused))}; there are {weights}, ..."
+            f"no weight matches {', '.join(map(repr, sorted(unused)))}; there are "
+            f"{weights}, ..."
         )
     return plan

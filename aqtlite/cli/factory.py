@@ -90,10 +90,16 @@ def call(
         The model, sample arguments and sample keyword arguments.
 
     Raises:
-        UserError: if the factory raises, or returns something else.
+        UserError: if the factory raises, returns something else, or has a parameter
+            for a config that is not there.
     """
     is_config = isinstance(cfg, config.DotGeneral)
-    is_argument = is_config and _takes_argument(factory)
+    is_argument = is_config and _takes(factory, cfg)
+    if not is_argument and not _takes(factory):
+        raise UserError(
+            f"--model {name} has a parameter that nothing fills: give it a default, or "
+            "a config by --preset or --config"
+        )
     called_with = "the config" if is_argument else "nothing"
     try:
         made = factory(cfg) if is_argument else factory()
@@ -126,9 +132,9 @@ def call(
     return model, sample_args, dict(*rest)
 
 
-def _takes_argument(factory: Callable[..., Any]) -> bool:
+def _takes(factory: Callable[..., Any], *args: Any) -> bool:
     try:
-        inspect.signature(factory).bind(None)
+        inspect.signature(factory).bind(*args)
     except TypeError:
         return False
     return True

@@ -194,7 +194,7 @@ def test_keep_float(pattern, tmp_path):
 def test_keep_float_that_matches_nothing(tmp_path):
     model = models.MlpBlock(INT8)
     source = save(tmp_path / "float", init(model, X), "msgpack")
-    with pytest.raises(checkpoint.CheckpointError, match=r"no weight matches Dens_1"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"no weight matches 'Dens_1'"):
         checkpoint.convert_checkpoint(
             source, tmp_path / "out", model, X, keep_float=["Dens_1"]
         )

@@ -260,7 +260,7 @@ def test_a_weight_that_stays_in_float(source, tmp_path):
     assert list(loaded.aqt.frozen) == ["up"]
     np.testing.assert_array_equal(call(loaded, X), call(MODEL, X))
     refuses(
-        "no weight matches upp",
+        "no weight matches 'upp'",
         checkpoint.convert_checkpoint,
         source,
         tmp_path / "other",

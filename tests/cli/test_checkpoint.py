@@ -36,6 +36,9 @@ from tests.flax.nnx import models as nnx_models
 def factory(cfg=config.fully_quantized()):
     return models.MlpBlock(cfg), (jax.ShapeDtypeStruct((4, 8), "float32"),)
 
+def of_config(cfg):
+    return factory(cfg)
+
 def with_flag():
     return models.Trained(config.fully_quantized()), (
         jax.ShapeDtypeStruct((4, 8), "float32"),), {"train": False}
@@ -255,6 +258,7 @@ def test_an_interruption_names_the_staging_folder(folder, capsys, monkeypatch):
         (["float", "out", "--model", "serving_model:wrong"], "has to return"),
         (["float", "out", "--model", "serving_model:no_tuple"], "has to be a tuple"),
         (["float", "out", "--model", "serving_model:plain"], "needs --preset or"),
+        (["float", "out", "--model", "serving_model:of_config"], "that nothing fills"),
         (["float", "out", "--model", "serving_model:with_flag"], "is missing"),
         (
             [
@@ -311,7 +315,7 @@ def test_an_interruption_names_the_staging_folder(folder, capsys, monkeypatch):
                 "--keep-float",
                 "nothing",
             ],
-            "no weight matches nothing",
+            "no weight matches 'nothing'",
         ),
     ],
 )
