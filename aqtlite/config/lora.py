@@ -67,7 +67,8 @@ class Lora(representation.CompactRepr):
         )
         if self.init not in get_args(Init):
             raise ValueError(
-                f"init must be one of {', '.join(get_args(Init))}, got {self.init!r}"
+                f"Lora.init must be one of {', '.join(get_args(Init))}, "
+                f"got {self.init!r}"
             )
         if self.init != "zero" and self.alpha == 0:
             raise ValueError(f"init={self.init!r} takes an alpha other than 0")

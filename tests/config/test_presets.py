@@ -122,6 +122,7 @@ def test_unquantized():
         (lambda: config.fully_quantized(fwd_bits="8"), TypeError, "bits must be an in"),
         (lambda: config.qat(bits=None), TypeError, "bits must be an int, got None"),
         (lambda: config.fp8(forward="float16"), ValueError, "must be a float8 dtype"),
+        (lambda: config.fp8(gradient="float8"), ValueError, "fp8: gradient must be a"),
         (lambda: config.fp8(gradient="float4_e2m1fn"), ValueError, "gradient must be"),
         (lambda: config.fp8(delayed=1), TypeError, "delayed must be a bool, got 1"),
         (lambda: config.static_int8(8), TypeError, "takes a calibration such as"),

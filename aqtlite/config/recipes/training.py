@@ -172,8 +172,15 @@ def fp8(
         use_stochastic_rounding=use_stochastic_rounding,
     )
     for name, dtype in (("forward", forward), ("gradient", gradient)):
-        if not jnp.dtype(dtype).name.startswith("float8_"):
-            raise ValueError(f"fp8: {name} must be a float8 dtype, got {dtype!r}")
+        try:
+            is_float8 = jnp.dtype(dtype).name.startswith("float8_")
+        except TypeError:
+            is_float8 = False
+        if not is_float8:
+            raise ValueError(
+                f"fp8: {name} must be a float8 dtype such as 'float8_e4m3fn', got "
+                f"{dtype!r}"
+            )
     grid = numerics.Float.from_dtype(forward)
     shared: Literal["per_tensor"] | None = "per_tensor" if per_tensor else None
     weight = Tensor(numerics=grid, calib_shared_axes=shared)
