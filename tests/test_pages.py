@@ -18,7 +18,11 @@ PAGES = [
     *sorted((DOCS / "how_to").glob("*.md")),
     *(DOCS / f"coming_from_{name}.md" for name in ("qwix", "torchao")),
     *(DOCS / f"{name}.md" for name in ("calibration", "checkpoints", "command_line")),
-    *(DOCS / f"{name}.md" for name in ("contractions", "edge", "formats", "numerics")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("contractions", "edge", "formats", "frameworks")
+    ),
+    *(DOCS / f"{name}.md" for name in ("invariant", "nnx", "numerics", "visibility")),
     DOCS / "qtensor.md",
 ]
 BLOCK = r"^(?:```python|<!-- setup)\n(.*?)^(?:```|-->)$"
