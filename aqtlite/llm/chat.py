@@ -11,6 +11,7 @@ from typing import Any
 from aqtlite import extras
 from aqtlite.checkpoint import CheckpointError, load_quantized
 from aqtlite.checkpoint.quantized_formats.settings import read_json
+from aqtlite.llm import gguf_tokenizer
 
 _LARGEST = 1 << 20
 """Bytes of a template; those with tools have some ten thousand."""
@@ -156,9 +157,7 @@ def _of_gguf(metadata: Mapping[str, Any], where: str) -> ChatTemplate:
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     special = {}
     for name in ("bos", "eos", "unknown", "padding"):
-        number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if number is not None and type(number) is not int:
-            raise CheckpointError(f"{where} names the token {number!r}, no number")
+        number = gguf_tokenizer.number_of(metadata, name, where)
         if number is not None and 0 <= number < len(tokens):
             special[f"{name}_token"] = str(tokens[number])
     return _checked(found, special, where)

@@ -31,6 +31,9 @@ _OF_LLAMA_3 = "llama-bpe"
 """Its tokenizer takes words that are tokens as they are, whatever merges make of them,
 and starts texts with a token. Files may leave both out, as llama.cpp knows them."""
 
+_ENDS = "eos", "eot", "eom"
+"""Names of the special tokens that end a text."""
+
 _CONTROL, _USER_DEFINED = 3, 4
 """Types of tokens, in ``tokenizer.ggml.token_type``, that are found in a text before it
 is cut into words."""
@@ -90,8 +93,10 @@ def of_metadata(metadata: Mapping[str, Any], where: str) -> tuple[Any, frozenset
             single=f"{name} $A".replace(":", r"\:") if ":" in name else [name, "$A"],
             special_tokens=[(name, bos)],
         )
-    for number in _ends(metadata):
-        _token(settings, tokens, number)
+    for name in _ENDS:
+        number = own.get(f"{name}_token_id")
+        if number is not None:
+            _token(settings, tokens, number)
     return made, stop_of(metadata, where)
 
 
@@ -105,16 +110,25 @@ def stop_of(metadata: Mapping[str, Any], where: str) -> frozenset[int]:
     Raises:
         CheckpointError: if one is no number.
     """
-    stop = _ends(metadata)
-    for number in stop:
-        if type(number) is not int:
-            raise CheckpointError(f"{where} names the token {number!r}, no number")
-    return frozenset(stop)
+    numbers = (number_of(metadata, name, where) for name in _ENDS)
+    return frozenset(number for number in numbers if number is not None)
 
 
-def _ends(metadata: Mapping[str, Any]) -> list[Any]:
-    keys = (f"{_PREFIX}{one}_token_id" for one in ("eos", "eot", "eom"))
-    return [metadata[key] for key in keys if metadata.get(key) is not None]
+def number_of(metadata: Mapping[str, Any], name: str, where: str) -> int | None:
+    """The number of a special token; None if the file has none.
+
+    Args:
+        metadata: the key-value pairs.
+        name: "bos", "eos" and others of ``tokenizer.ggml.<name>_token_id``.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: if it is no number.
+    """
+    number = metadata.get(f"{_PREFIX}{name}_token_id")
+    if number is not None and type(number) is not int:
+        raise CheckpointError(f"{where} names the token {number!r}, no number")
+    return number
 
 
 def _of_bytes(package: Any, settings: Settings, tokens: Sequence[str]) -> Any:
