@@ -63,30 +63,21 @@ class Panels(NamedTuple):
 
 
 def of_weights(weights: jax.Array) -> jax.Array:
-    """Returns int4 or int8, ``(rows, products)``, in panels.
-
-    Args:
-        weights: int4, also as bytes, ``(rows, products / 2)``, or int8.
-    """
-    if weights.dtype == jnp.uint8:
-        return of_bytes(weights, 4)
-    if weights.dtype == jnp.int4:
-        return of_bytes(pairs.as_bytes(weights), 4)
-    return of_bytes(lax.bitcast_convert_type(weights, jnp.uint8), 8)
-
-
-def of_bytes(weights: jax.Array, bits: int) -> jax.Array:
     """Returns weights in panels.
 
     The last panel ends with the last row, and may share rows with the one before it.
 
     Args:
-        weights: uint8, at least `PANEL` rows of whole words.
-        bits: bits of a weight.
+        weights: int4, also as bytes, ``(rows, products / 2)``, or int8; at least
+            `PANEL` rows of whole words.
 
     Returns:
         uint8, ``(panels, bytes)``.
     """
+    bits = 8 if weights.dtype == jnp.int8 else 4
+    if weights.dtype == jnp.int4:
+        weights = pairs.as_bytes(weights)
+    weights = lax.bitcast_convert_type(weights, jnp.uint8)
     size = weights.shape[1]
     words = _in_panels(weights.reshape(-1, size // WORD, WORD))
     return lax.bitwise_xor(
