@@ -63,6 +63,10 @@ class Facts(NamedTuple):
     is_exponential: bool = False
     """Whether it is an exponential, or a product of one."""
 
+    is_amount: bool = False
+    """Whether it is made of sums of products or of rounded numbers alone, which are no
+    mask as integers."""
+
     def is_softmax(self, axis: int) -> bool:
         """Whether it is an exponential, normalized along an axis."""
         return self.is_exponential and self.axes[axis].is_normalized
@@ -129,7 +133,11 @@ def joined_axis(several: Sequence[AxisFact]) -> AxisFact:
 def joined(several: Sequence[Facts]) -> Facts:
     """Returns facts about a value that is one of several of one rank."""
     axes = tuple(map(either, zip(*(one.axes for one in several), strict=True)))
-    return Facts(axes, is_exponential=any(one.is_exponential for one in several))
+    return Facts(
+        axes,
+        is_exponential=any(one.is_exponential for one in several),
+        is_amount=all(one.is_amount for one in several),
+    )
 
 
 def either(axes: tuple[AxisFact, ...]) -> AxisFact:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.jaxpr.axes import reshapes
@@ -78,7 +79,16 @@ def _elementwise(eqn: Any, out: Any, inputs: Sequence[Facts]) -> Facts:
     )
     fill = found[0].fill if len(found) == len(inputs) == 1 else None
     kept = fill if name in ("convert_element_type", "copy") else None
-    return Facts(tuple(axes), is_constant, kept, is_exponential)
+    is_amount = all(facts.is_amount for facts in found) or _is_rounding(eqn)
+    return Facts(tuple(axes), is_constant, kept, is_exponential, is_amount)
+
+
+def _is_rounding(eqn: Any) -> bool:
+    """Whether integers are made of floats, by a conversion or of their bits."""
+    if eqn.primitive.name not in ("convert_element_type", "bitcast_convert_type"):
+        return False
+    before, after = (var.aval.dtype for var in (eqn.invars[0], eqn.outvars[0]))
+    return jnp.issubdtype(before, np.floating) and jnp.issubdtype(after, np.integer)
 
 
 def _of_other_sizes(eqn: Any, out: Any, inputs: Sequence[Facts]) -> Facts:
@@ -143,18 +153,19 @@ def _select(eqn: Any, inputs: Sequence[Facts]) -> Facts:
 
 
 def _of_cases(eqn: Any, cases: Sequence[Facts]) -> Facts:
-    axes = tuple(map(either, zip(*(case.axes for case in cases), strict=True)))
     is_constant = all(case.is_constant for case in cases)
-    is_exponential = any(case.is_exponential for case in cases)
-    return Facts(axes, is_constant, is_exponential=is_exponential)
+    return joined(cases)._replace(is_constant=is_constant)
 
 
 def _convert(eqn: Any, inputs: Sequence[Facts]) -> Facts:
-    """A mask where a bool, or an integer of an input, becomes a number."""
+    """A mask where a bool, or an integer of an input, becomes a number.
+
+    A sum of products and a rounded number are none: they are zero by chance.
+    """
     made = _elementwise(eqn, eqn.outvars[0], inputs)
     kind = np.dtype(eqn.invars[0].aval.dtype).kind
     is_of_inputs = any(axis.sources for axis in made.axes)
-    is_mask = kind == "b" or (kind in "iu" and is_of_inputs)
+    is_mask = kind == "b" or (kind in "iu" and is_of_inputs and not made.is_amount)
     if not is_mask:
         return made
     axes = (axis._replace(has_zeros=axis.varies) for axis in made.axes)
@@ -291,7 +302,8 @@ def _dot_general(eqn: Any, inputs: Sequence[Facts]) -> Facts:
         *(lhs[i] for i in remaining[0]),
         *(rhs[i] for i in remaining[1]),
     )
-    return Facts(axes, all(x.is_constant for x in operands))
+    is_constant = all(x.is_constant for x in operands)
+    return Facts(axes, is_constant, is_amount=bool(contracting[0]))
 
 
 def _slots(
@@ -320,7 +332,8 @@ def _conv(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     for number, (axis, out_axis) in enumerate(pairs):
         of = rhs.axes[spec.rhs_spec[0]] if number == 1 else lhs.axes[axis]
         axes[out_axis] = AxisFact(of.sources)
-    return Facts(tuple(axes), lhs.is_constant and rhs.is_constant)
+    is_constant = lhs.is_constant and rhs.is_constant
+    return Facts(tuple(axes), is_constant, is_amount=True)
 
 
 def _gather(eqn: Any, inputs: Sequence[Facts]) -> Facts:

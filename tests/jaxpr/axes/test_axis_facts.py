@@ -89,6 +89,11 @@ def test_masks_set_elements_to_zero(function):
     assert [axis.has_zeros for axis in found.axes] == [False, True, True]
 
 
+def integer_products(x):
+    x = x.astype(jnp.int8)
+    return jnp.matmul(x, x, preferred_element_type=jnp.int32)
+
+
 UNMASKED = {
     "none": lambda x: x,
     "a residual beside it": lambda x: x + jnp.where(MASK, x, 0),
@@ -96,12 +101,27 @@ UNMASKED = {
     "choice": lambda x: jnp.where(MASK, x, 2 * x),
     "another constant": lambda x: jnp.where(MASK, x, 1.0),
     "added to large ones": lambda x: jnp.where(MASK, x, -1e9),
+    "integer sums": lambda x: 2.0 * integer_products(x),
+    "rounded": lambda x: (
+        jnp.round(x.astype(jnp.bfloat16)).astype(jnp.int8).astype(jnp.float32)
+    ),
+    "a choice of integer sums": lambda x: (
+        jnp.where(MASK, integer_products(x), integer_products(2 * x)) * 2.0
+    ),
 }
 
 
 @pytest.mark.parametrize("function", UNMASKED.values(), ids=UNMASKED)
 def test_other_values_have_no_zeros(function):
     assert not any(axis.has_zeros for axis in facts(function, SCORES).axes)
+
+
+def test_integers_of_an_input_are_a_mask_of_rounded_numbers():
+    def masked(x, mask):
+        return (jnp.round(x).astype(jnp.int8) * mask).astype(jnp.float32)
+
+    found = facts(masked, SCORES, jnp.asarray(MASK[None], jnp.int8))
+    assert [axis.has_zeros for axis in found.axes] == [True, True, True]
 
 
 def test_padding_of_tokens_is_a_mask_along_one_axis():
