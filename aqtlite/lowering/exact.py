@@ -86,6 +86,31 @@ def _rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
 _ROUNDED_PRODUCT = Elementwise(_rounded_product)
 
 
+def scaled_integers(integers: jax.Array, scales: Sequence[jax.Array]) -> jax.Array:
+    """Multiplies integers by scales, from the left, and rounds before an addition.
+
+    As `rounded_product`, in fewer operations: a fused multiply-add of the product and a
+    zero rounds the product. The zero is that of the integer's sign, which LLVM does not
+    know, so that an underflow keeps its sign.
+
+    Args:
+        integers: int32, any shape.
+        scales: at least one; float32, not negative, broadcast to `integers`.
+    """
+    return _SCALED_INTEGERS(
+        lax.convert_element_type(integers, jnp.float32),
+        *(spread(scale, integers.shape) for scale in scales),
+    )
+
+
+def _scaled_integers(x: jax.Array, *scales: jax.Array) -> jax.Array:
+    product = functools.reduce(lax.mul, scales, x)
+    return lax.add(product, lax.mul(x, np.float32(0)))
+
+
+_SCALED_INTEGERS = Elementwise(_scaled_integers)
+
+
 @jax.custom_jvp
 def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
     """Computes ``x * factor`` in float32, from `x` rounded to its own dtype.
