@@ -215,16 +215,39 @@ def save_peft(
             `initial`.
     """
     own(adapters, "adapters"), own(initial, "initial")
-    is_dora = isinstance(lora, config.Dora)
     if lora.init == "pissa" and initial is None:
         raise CheckpointError(
             f"adapters of {lora!r} are for what remained of the weights: give "
             "initial=, the adapters as they started, to write them for the weights as "
             "they were; or lora with init='zero', for a base saved as it remained"
         )
-    arrays: dict[str, np.ndarray] = {}
-    parts: dict[str, dict[int, np.ndarray]] = {}
+    arrays = _written(adapters, lora, moves, initial)
     of_file = lora if initial is None else _of_twice_the_rank(lora)
+    settings = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base_model,
+        "task_type": None,
+        "inference_mode": True,
+        "r": of_file.rank,
+        "lora_alpha": of_file.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.is_rank_stabilized,
+        "use_dora": isinstance(lora, config.Dora),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "target_modules": sorted({_KEY.fullmatch(key)["module"] for key in arrays}),  # type: ignore[index]
+    }
+    with new_path(local_path(path)) as folder:
+        folder.mkdir()
+        SafetensorsWriter().write(folder / _FILE, list(_lazy(arrays)), str)
+        (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _written(
+    adapters: Any, lora: config.Lora, moves: Sequence[Move], initial: Any
+) -> dict[str, np.ndarray]:
+    """Makes the matrices of a file, by key; arguments as for `save_peft`."""
+    is_dora = isinstance(lora, config.Dora)
     leaves = jax.tree.leaves_with_path(adapters)
     places = [place_of(key_path, moves, np.shape(leaf)) for key_path, leaf in leaves]
     if is_dora:
@@ -232,6 +255,8 @@ def save_peft(
             places, f"the adapter is {lora!r}: give the rule's config.Lora"
         )
     _check_not_stacked(places, [np.shape(leaf) for _, leaf in leaves], lora.rank)
+    arrays: dict[str, np.ndarray] = {}
+    parts: dict[str, dict[int, np.ndarray]] = {}
     starts = _starts(adapters, initial)
     for place, (_, leaf), start in zip(places, leaves, starts, strict=True):
         x = np.asarray(leaf, np.float32)
@@ -262,25 +287,7 @@ def save_peft(
                 )
     for key, by_part in parts.items():
         arrays[key] = np.concatenate([by_part[part] for part in sorted(by_part)])
-    modules = sorted({_KEY.fullmatch(key)["module"] for key in arrays})  # type: ignore[index]
-    settings = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": base_model,
-        "task_type": None,
-        "inference_mode": True,
-        "r": of_file.rank,
-        "lora_alpha": of_file.alpha,
-        "lora_dropout": lora.dropout,
-        "use_rslora": lora.is_rank_stabilized,
-        "use_dora": is_dora,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "target_modules": modules,
-    }
-    with new_path(local_path(path)) as folder:
-        folder.mkdir()
-        SafetensorsWriter().write(folder / _FILE, list(_lazy(arrays)), str)
-        (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    return arrays
 
 
 def _opened(folder: pathlib.Path) -> SafetensorsTensors:

@@ -92,7 +92,12 @@ def check_no_sharding(
 
 
 def checked_states(states: Any) -> States:
-    """Returns the states of a call as `States`; raises TypeError for anything else."""
+    """Returns the states of a call as `States`; raises TypeError for anything else.
+
+    None is for calibrations without states.
+    """
+    if states is None:
+        return States()
     is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
     if not is_states or any(hasattr(state, "shape") for state in states):
         raise TypeError(

@@ -55,6 +55,17 @@ class Options(NamedTuple):
     order: Axes | None = None
     """Permutation of the axes of the operation's result; None for none."""
 
+    @property
+    def sharding_in_own_order(self) -> Any:
+        """Sharding of the operation's result, before its axes are permuted."""
+        if self.order is None:
+            return self.out_sharding
+        return before_transposition(self.out_sharding, self.order)
+
+    def ordered(self, out: jax.Array) -> jax.Array:
+        """Permutes the axes of the operation's result."""
+        return out if self.order is None else out.transpose(self.order)
+
 
 InFloats = Callable[[config.DotGeneral, Operation, Operand, Operand, Any], jax.Array]
 """Function that stands for quantized contractions in a trace.
@@ -118,41 +129,52 @@ def contract(
         ValueError: if the config does not fit the operands, or needs something that
             the operation does not support.
     """
-    order, out_sharding = options.order, options.out_sharding
-    if order is not None:
-        out_sharding = before_transposition(out_sharding, order)
     if cfg is None or not cfg.is_quantized:
         checks.check_arrays(lhs, rhs)
         kind = options.precision, options.preferred_element_type
-        out = operation.in_float(lhs, rhs, *kind, out_sharding)
-        return out if order is None else out.transpose(order)
+        out = operation.in_float(lhs, rhs, *kind, options.sharding_in_own_order)
+        return options.ordered(out)
     if counted.is_counting():
         return _with_mask_of_float(cfg, operation, lhs, rhs, options)
-    precision, states = options.precision, States()
     checks.check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
     checks.check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
     if not operation.takes_sharding:
-        checks.check_no_sharding(operation, lhs, rhs, out_sharding)
+        checks.check_no_sharding(operation, lhs, rhs, options.out_sharding)
     out_dtype = checks.out_dtype(options.preferred_element_type, lhs, rhs)
-    if options.states is not None:
-        states = checks.checked_states(options.states)
+    states = checks.checked_states(options.states)
     if is_product(cfg, operation, rhs.shape):
         # A scale of a single element loses it, and saves nothing.
         cfg = config.DotGeneral(out=cfg.out)
         lhs, rhs = map(dequantized, (lhs, rhs))
         states = States(out=states.out)
-    if precision is not None:
-        precision = checks.precision_of_floats(cfg, operation, precision)
+    precision = checks.precision_of_floats(cfg, operation, options.precision)
     if cfg.fwd.rotation is not None:
         checks.check_rotated(lhs, "fwd.lhs", cfg.fwd.rotation)
         checks.check_rotated(rhs, "fwd.rhs", cfg.fwd.rotation)
-    if isinstance(out_sharding, PartitionSpec):
-        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     if cfg.fwd.is_prepared:
         lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, states.smoothing)
     if _in_place.value is not None:
-        out = _in_place.value(cfg, operation, lhs, rhs, out_dtype)
-        return out if order is None else out.transpose(order)
+        return options.ordered(_in_place.value(cfg, operation, lhs, rhs, out_dtype))
+    options = options._replace(precision=precision, preferred_element_type=out_dtype)
+    out = options.ordered(_of_prepared(cfg, operation, lhs, rhs, options, states))
+    if not cfg.out.is_quantized:
+        return out
+    return requantization.quantize(out, cfg.out, states.out)
+
+
+def _of_prepared(
+    cfg: config.DotGeneral,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    options: Options,
+    states: States,
+) -> jax.Array:
+    """Quantizes and contracts operands that are smoothed and rotated.
+
+    Returns:
+        The result in the operation's own order of axes.
+    """
     if isinstance(lhs, QTensor):
         operation, lhs = _in_storage(operation, "lhs", lhs, cfg.fwd.lhs)
     if isinstance(rhs, QTensor):
@@ -164,6 +186,10 @@ def contract(
     has_blocks = any(tensor.blocks is not None for tensor in tensors)
     if has_blocks or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
         lhs, rhs = padding.pad_operands(operation, lhs, rhs, tensors, "fwd")
+    out_sharding = options.sharding_in_own_order
+    if isinstance(out_sharding, PartitionSpec):
+        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+    out_dtype, precision = options.preferred_element_type, options.precision
     how = execution.resolve(
         cfg, operation, lhs, rhs, out_dtype, out_sharding, precision
     )
@@ -175,12 +201,7 @@ def contract(
     if out.shape != shape:
         out = padding.crop(out, shape)
     # The gradient of the output may be anything in masked rows.
-    out = operation.masked(out)
-    if order is not None:
-        out = out.transpose(order)
-    if not cfg.out.is_quantized:
-        return out
-    return requantization.quantize(out, cfg.out, states.out)
+    return operation.masked(out)
 
 
 def _with_mask_of_float(
@@ -204,8 +225,8 @@ def _with_mask_of_float(
     out = counted.like(lambda: run(unquantized, lhs, rhs, options), in_float)
     if not cfg.out.is_quantized:
         return out
-    state = () if options.states is None else checks.checked_states(options.states).out
-    return requantization.quantize(out, cfg.out, state)
+    states = checks.checked_states(options.states)
+    return requantization.quantize(out, cfg.out, states.out)
 
 
 def _in_storage(

@@ -14,7 +14,7 @@ function, with float gradients of its own, so that second derivatives exist.
 
 import dataclasses
 import functools
-import itertools
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -187,33 +187,13 @@ def _straight_through(
 
 
 def _straight_through_fwd(how: Execution, *primals: Any):
-    _, _, lhs, rhs, _, _, _, states = primals
-    tensors = how.fwd.lhs.tensor, how.fwd.rhs.tensor
-    perturbed = [
-        _is_perturbed(x)
-        # The parameters of a frozen operand are no longer used.
-        or (tensor.is_learned and not isinstance(x, QTensor) and _is_perturbed(state))
-        for x, tensor, state in zip((lhs, rhs), tensors, states[:2], strict=True)
-    ]
-    differentiated = tuple(itertools.compress(SIDES, perturbed))
+    differentiated = _differentiated(how, primals)
     operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states = jax.tree.map(
         lambda primal: primal.value, primals, is_leaf=_is_primal
     )
-    for side, x in (("lhs", lhs), ("rhs", rhs)):
-        if isinstance(x, QTensor) and side in differentiated:
-            raise TypeError(
-                f"a gradient was asked with respect to {how.fwd.path}.{side}, a "
-                f"QTensor of shape {x.shape}: frozen integers are for serving and have "
-                "no gradient. Train on the float variables and convert them again"
-            )
+    _check_not_frozen(how, differentiated, (lhs, rhs))
     _check_second_derivative(how, differentiated)
-    calibrated = [how.gradient(side) for side in differentiated]
-    for one in (how.fwd, *calibrated):
-        for operand in (one.lhs, one.rhs):
-            cost = operand.tensor.calibration.cost_in_training
-            is_found = operand.tensor.is_quantized and not operand.is_given
-            if cost is not None and is_found and operand.reuse is None:
-                cost_warnings.warn(operand, cost)
+    _warn_of_costs(how, differentiated)
     inner = dataclasses.replace(how, differentiated=differentiated)
     out = _straight_through(
         inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states
@@ -228,16 +208,11 @@ def _straight_through_fwd(how: Execution, *primals: Any):
         )
     ]
     saved_lhs, saved_rhs, estimators = remat.packed((saved_lhs, saved_rhs, estimators))
+    of_lhs, of_rhs = estimators
     if "lhs" not in differentiated:
-        saved_rhs, estimators[0] = (
-            absent(saved_rhs),
-            absent(estimators[0]),
-        )
+        saved_rhs, of_lhs = absent(saved_rhs), absent(of_lhs)
     if "rhs" not in differentiated:
-        saved_lhs, estimators[1] = (
-            absent(saved_lhs),
-            absent(estimators[1]),
-        )
+        saved_lhs, of_rhs = absent(saved_lhs), absent(of_rhs)
     scaled: list[QTensor | None] = [None, None]
     if seed is None and any(how.gradient(side).needs_noise for side in SIDES):
         scaled = [lhs_q, rhs_q]
@@ -246,11 +221,25 @@ def _straight_through_fwd(how: Execution, *primals: Any):
         operation=operation,
         lhs=saved_lhs,
         rhs=saved_rhs,
-        estimators=(estimators[0], estimators[1]),
+        estimators=(of_lhs, of_rhs),
         seed=seed,
         scales=(scales[0], scales[1]),
         states=States(dlhs=states.dlhs, drhs=states.drhs),
         scaled_shapes=tuple(() if q is None else q.qvalue.shape for q in scaled),
+    )
+
+
+def _differentiated(how: Execution, primals: Sequence[Any]) -> tuple[Side, ...]:
+    """The operands that a gradient is asked of, or whose learned range it is."""
+    _, _, lhs, rhs, _, _, _, states = primals
+    tensors = how.fwd.lhs.tensor, how.fwd.rhs.tensor
+    each = zip(SIDES, (lhs, rhs), tensors, states[:2], strict=True)
+    return tuple(
+        side
+        for side, x, tensor, state in each
+        if _is_perturbed(x)
+        # The parameters of a frozen operand are no longer used.
+        or (tensor.is_learned and not isinstance(x, QTensor) and _is_perturbed(state))
     )
 
 
@@ -260,6 +249,29 @@ def _is_primal(x: Any) -> bool:
 
 def _is_perturbed(operand: Any) -> bool:
     return any(p.perturbed for p in jax.tree.leaves(operand, is_leaf=_is_primal))
+
+
+def _check_not_frozen(
+    how: Execution, differentiated: tuple[Side, ...], operands: Sequence[Operand]
+) -> None:
+    """Raises TypeError for a gradient with respect to a `QTensor`."""
+    for side, x in zip(SIDES, operands, strict=True):
+        if isinstance(x, QTensor) and side in differentiated:
+            raise TypeError(
+                f"a gradient was asked with respect to {how.fwd.path}.{side}, a "
+                f"QTensor of shape {x.shape}: frozen integers are for serving and have "
+                "no gradient. Train on the float variables and convert them again"
+            )
+
+
+def _warn_of_costs(how: Execution, differentiated: tuple[Side, ...]) -> None:
+    """Warns of calibrations that take long in every step of training."""
+    for one in (how.fwd, *map(how.gradient, differentiated)):
+        for operand in (one.lhs, one.rhs):
+            cost = operand.tensor.calibration.cost_in_training
+            is_found = operand.tensor.is_quantized and not operand.is_given
+            if cost is not None and is_found and operand.reuse is None:
+                cost_warnings.warn(operand, cost)
 
 
 def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -> None:
