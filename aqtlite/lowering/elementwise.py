@@ -19,7 +19,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 
-from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.lowering.target import Target, TargetDependent, on_mesh
 
 Shape = tuple[int, ...]
 
@@ -44,8 +44,7 @@ class ElementwiseOnTarget(TargetDependent):
 
     def lower(self, target, context, *args):
         shapes = [x.shape for x in context.avals_in]
-        on_mesh = not all(x.sharding.mesh.empty for x in context.avals_in)
-        if on_mesh or not _are_known(shapes):
+        if on_mesh(context.avals_in) or not _are_known(shapes):
             return super().lower(target, context, *args)
         values = [_Value(x, shape) for x, shape in zip(args, shapes, strict=True)]
         return [_emit(_steps(self, target, context, values), values)]

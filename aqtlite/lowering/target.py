@@ -165,6 +165,18 @@ def reference_of(eqn: Any) -> ClosedJaxpr | None:
     return _reference_jaxpr(function, avals, jax.sharding.get_abstract_mesh())
 
 
+def on_mesh(types: Sequence[Any]) -> bool:
+    """Returns whether results may be sharded over a mesh.
+
+    Constants are on the current mesh, and results with them, even if no argument is.
+
+    Args:
+        types: types of the arguments.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return not (mesh.empty and all(x.sharding.mesh.empty for x in types))
+
+
 PRIMITIVE = _target_dependent_p.name
 """Name of the primitive whose equations call such functions."""
 
@@ -183,9 +195,8 @@ def _run(*args: jax.Array, function: TargetDependent) -> jax.Array:
 
 @_target_dependent_p.def_abstract_eval
 def _result_type(*args: Any, function: TargetDependent) -> Any:
+    known = None if on_mesh(args) else function.type_of(*args)
     mesh = jax.sharding.get_abstract_mesh()
-    is_whole = mesh.empty and all(x.sharding.mesh.empty for x in args)
-    known = function.type_of(*args) if is_whole else None
     return known or _reference_jaxpr(function, args, mesh).out_avals[0]
 
 

@@ -156,14 +156,17 @@ def test_gradient_through_the_scale_is_finite(tensor):
 
 
 @each
-@pytest.mark.parametrize("spec", [("x", None), (None, "x")])
+@pytest.mark.parametrize("spec", [("x", None), (None, "x"), None])
 def test_explicit_sharding(tensor, spec):
+    """Also of an array that is on no mesh (None)."""
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     x = normal((4, 40))
     with jax.set_mesh(mesh):
-        sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-        got = quick_quantize(jax.device_put(x, sharding), tensor, 1)
-    wanted = quick_quantize(x, tensor, 1)
+        if spec is not None:
+            sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+            x = jax.device_put(x, sharding)
+        got = quick_quantize(x, tensor, 1)
+    wanted = quick_quantize(normal((4, 40)), tensor, 1)
     np.testing.assert_array_equal(got.scale, wanted.scale)
     np.testing.assert_array_equal(got.qvalue, wanted.qvalue)
 

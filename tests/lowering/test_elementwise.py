@@ -139,6 +139,15 @@ def test_on_a_mesh(kind):
     np.testing.assert_array_equal(mapped, plain(*args))
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_of_arrays_that_are_on_no_mesh(kind):
+    """Constants inside are on the current one."""
+    args = operands((2, 3), scale_shape=(2, 1))
+    wanted = plain(*args)
+    with jax.set_mesh(jax.make_mesh((1,), ("d",), axis_types=(kind,))):
+        np.testing.assert_array_equal(jax.jit(MIXED)(*args), wanted)
+
+
 def test_the_form_for_the_platform_runs_inside():
     class Times(ElementwiseOnTarget):
         def reference(self, x):
