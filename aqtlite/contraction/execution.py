@@ -25,7 +25,7 @@ from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import granularity
-from aqtlite.shapes.sharding import explicit_sharding
+from aqtlite.shapes.sharding import sharding_of_gradient
 
 Saved = Literal["float", "quantized"]
 
@@ -50,9 +50,9 @@ class _OperandType(NamedTuple):
 def _type_of(x: Operand) -> _OperandType:
     if isinstance(x, QTensor):
         floats = x.unrounded
-        sharding = None if floats is None else explicit_sharding(floats)
+        sharding = None if floats is None else sharding_of_gradient(floats)
         return _OperandType(x.shape, np.dtype(x.dtype), sharding, x.scale.shape)
-    return _OperandType(x.shape, np.dtype(x.dtype), explicit_sharding(x), None)
+    return _OperandType(x.shape, np.dtype(x.dtype), sharding_of_gradient(x), None)
 
 
 @dataclasses.dataclass(frozen=True)

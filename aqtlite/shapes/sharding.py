@@ -24,6 +24,19 @@ def explicit_sharding(x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding | No
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
+def sharding_of_gradient(x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding | None:
+    """Returns the explicit sharding of the gradient of an array, otherwise None.
+
+    An array from outside of the current mesh is whole on its devices, and so is its
+    gradient, even if that is a sum over a sharded axis.
+    """
+    sharding = jax.typeof(x).sharding
+    mesh = jax.sharding.get_abstract_mesh()
+    if sharding.mesh.empty and AxisType.Explicit in mesh.axis_types:
+        return NamedSharding(mesh, PartitionSpec())
+    return explicit_sharding(x)
+
+
 def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape, dtype and explicit sharding of an abstract value."""
     sharding = aval.sharding

@@ -242,6 +242,21 @@ def test_data_parallel_gradients(axis_type, use_fwd_quant):
     assert_same((np.asarray(dx), np.asarray(dw)), jax.tree.map(np.asarray, alone))
 
 
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+@pytest.mark.parametrize("is_placed", [True, False])
+@pytest.mark.parametrize("use_fwd_quant", [True, False])
+def test_gradients_of_weights_that_are_on_no_mesh(use_fwd_quant, is_placed, jit):
+    cfg = config.fully_quantized(use_fwd_quant=use_fwd_quant)
+    dot = functools.partial(aqtlite.make_dot_general(cfg), dimension_numbers=MATMUL)
+    grad = jax.grad(functools.partial(loss, dot=dot), (0, 1))
+    alone = jit(grad)(X, W)
+    mesh, sharding = on_a_mesh(jax.sharding.AxisType.Explicit)
+    x = jax.device_put(X, sharding) if is_placed else X
+    with jax.set_mesh(mesh):
+        gradients = jit(grad)(x, W)
+    assert_same(jax.tree.map(np.asarray, gradients), jax.tree.map(np.asarray, alone))
+
+
 @pytest.mark.parametrize("rows", [8, 62, 128])
 def test_types_on_a_mesh_of_two(rows):
     """What JAX refuses to do with a sharded axis shows in tracing."""

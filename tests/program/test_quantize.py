@@ -293,6 +293,16 @@ def test_placements(kind):
         assert out.sharding.is_equivalent_to(x.sharding, 2)
 
 
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_gradients_of_weights_that_are_on_no_mesh(is_placed):
+    grad = jax.jit(jax.grad(lambda w, x: by_rules(mlp)(w, x).sum()))
+    wanted = grad(W, X)
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Explicit,))
+    x = jax.device_put(X, NamedSharding(mesh, P("d"))) if is_placed else X
+    with jax.set_mesh(mesh):
+        assert_bits(grad(W, x), wanted)
+
+
 def test_inside_a_shard_map():
     mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
 
