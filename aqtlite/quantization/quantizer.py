@@ -177,7 +177,8 @@ def find_scale(
     """
     how = tensor.calibration
     if how.has_state:
-        state_checks.check_ready(tensor, state, path)
+        kept = (x.shape[axis] for axis in (*axes.batch, *axes.remaining))
+        state_checks.check_ready(tensor, state, path, has_results=0 not in kept)
         if isinstance(state, FixedScale):
             return _fixed(x, tensor, axes, path, state)
         calibrated = calibrate(x, tensor, axes, path, state)

@@ -62,20 +62,26 @@ def _structure(calibration: Calibration, grid: Numerics) -> Any:
     )
 
 
-def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
+def check_ready(
+    tensor: config.Tensor, state: Any, path: str, *, has_results: bool
+) -> None:
     """Raises ValueError if statistics are missing, or known to be of no batch.
+
+    Those of an operand that enters no element of the result, as an empty batch in
+    `init`, are not read, and may be of no batch.
 
     Args:
         tensor: config of an operand with a calibration that gathers statistics.
         state: state of the operand.
         path: path of the config, for the message.
+        has_results: whether the operand enters any element of the result.
     """
     check_given(tensor, state, path)
     if isinstance(state, FixedScale):
         return
     check_statistics(tensor, state, path)
     problem = counting.problem(state.batches)
-    if problem is not None:
+    if problem is not None and has_results:
         is_gradient = path.startswith(("dlhs.lhs", "drhs.lhs"))
         remedy = counting.REMEDY_OF_GRADIENTS if is_gradient else counting.REMEDY
         raise ValueError(f"{path}.calibration has {problem}: {remedy}")

@@ -315,6 +315,18 @@ def test_zeros():
     assert jnp.isfinite(model.apply(variables, 0 * X)).all()
 
 
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+@pytest.mark.parametrize(
+    "model",
+    [dense(), quantize_model(nn.Dense(8), static(calibration.MeanOverBatches()))],
+    ids=["injected", "rules"],
+)
+def test_init_with_an_empty_batch(model, jit):
+    variables = calibrate(model, jit(model.init)(jax.random.key(0), X[:0]), BATCHES)
+    wanted = calibrate(model, jit(model.init)(jax.random.key(0), X), BATCHES)
+    jax.tree.map(np.testing.assert_array_equal, variables, wanted)
+
+
 def test_activations_are_not_kept():
     """The memory of a call does not grow with the number of layers."""
 
