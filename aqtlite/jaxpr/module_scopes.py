@@ -19,7 +19,10 @@ Path = tuple[str, ...]
 # A user context is part of JAX's cache keys, so traces with and without it stay apart.
 _is_marking = jax.make_user_context(default_value=False)
 
-_MARK = re.compile("flax:(.*)")
+_MARK = re.compile("flax=(.*)")
+"""A mark, which may be empty: JAX takes a name that ends with a colon for no scope, and
+drops those around it from the names of what it lowers."""
+
 _ROOT, _ABSOLUTE = "@", "/"
 _EQUATION = re.compile(".*->.*")
 
@@ -42,7 +45,7 @@ _around: contextvars.ContextVar[Module | None] = contextvars.ContextVar(
 class Resolved(NamedTuple):
     """A name scope with its marks read.
 
-    >>> resolved("Model/flax:%40Model/decoder.hidden/flax:decoder/heads/ab,bc->ac")
+    >>> resolved("Model/flax=%40Model/decoder.hidden/flax=decoder/heads/ab,bc->ac")
     ... # doctest: +NORMALIZE_WHITESPACE
     Resolved(path='Model/decoder/heads/ab,bc->ac', module='decoder',
              inside='heads/ab,bc->ac',
@@ -91,7 +94,7 @@ def entering(module: Module) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as scopes:
             for mark in marks:
-                scopes.enter_context(jax.named_scope(f"flax:{parse.quote(mark, '')}"))
+                scopes.enter_context(jax.named_scope(f"flax={parse.quote(mark, '')}"))
             yield
     finally:
         _around.reset(token)

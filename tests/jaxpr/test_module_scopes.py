@@ -24,24 +24,24 @@ X = normal((3, 8))
     [
         ("", "", ""),
         ("a/b/ab,bc->ac", "a/b/ab,bc->ac", "a/b"),
-        ("M/flax:%40M/up/flax:up", "M/up", "up"),
-        ("M.f/flax:%40M/up/flax:up/s", "M/up/s", "up"),
-        ("outer/M/flax:%40M/s/up.f/flax:up", "outer/M/up", "up"),
-        ("M/flax:%40M/a/flax:a/a.f/flax:/b/flax:b", "M/a/b", "a/b"),
-        ("M/flax:%40M/a/flax:a/b.f/flax:%2Fb", "M/b", "b"),
+        ("M/flax=%40M/up/flax=up", "M/up", "up"),
+        ("M.f/flax=%40M/up/flax=up/s", "M/up/s", "up"),
+        ("outer/M/flax=%40M/s/up.f/flax=up", "outer/M/up", "up"),
+        ("M/flax=%40M/a/flax=a/a.f/flax=/b/flax=b", "M/a/b", "a/b"),
+        ("M/flax=%40M/a/flax=a/b.f/flax=%2Fb", "M/b", "b"),
         (
-            "flax:%40/s/flax:layers%2F0/ff/ab,bc->ac",
+            "flax=%40/s/flax=layers%2F0/ff/ab,bc->ac",
             "layers/0/ff/ab,bc->ac",
             "layers/0",
         ),
-        ("M/flax:%40M/a/flax:a/s/a.f/flax:/t", "M/a/s/t", "a"),
-        ("M/flax:%40M/a/flax:a/N/flax:%40N/d/flax:d", "M/a/N/d", "d"),
+        ("M/flax=%40M/a/flax=a/s/a.f/flax=/t", "M/a/s/t", "a"),
+        ("M/flax=%40M/a/flax=a/N/flax=%40N/d/flax=d", "M/a/N/d", "d"),
     ],
 )
 def test_resolved(scope, path, module):
     found = module_scopes.resolved(scope)
     assert (found.path, found.module) == (path, module)
-    assert "flax:" not in found.written
+    assert "flax=" not in found.written
 
 
 class Embed(nn.Module):

@@ -214,6 +214,29 @@ def test_a_while_loop_whose_length_only_the_compiler_knows():
     assert (one.times, one.macs) == (5, 5 * 16 * 32 * 32)
 
 
+class Stack(nn.Module):
+    """One dense layer, scanned."""
+
+    @nn.compact
+    def __call__(self, x):
+        scan = nn.scan(
+            lambda dense, x, _: (dense(x), None),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=3,
+        )
+        return scan(nn.Dense(32, name="layers"), x, None)[0]
+
+
+def test_scanned_layers_of_a_quantized_model():
+    """JAX drops the scope around a loop if it ends with a colon."""
+    model = quantize_model(Stack(), nearest())
+    found = report(model, jax.eval_shape(model.init, jax.random.key(0), X), X)
+    [one] = found.contractions
+    assert (one.path, one.runs_in, one.times) == ("Stack/layers", "int8", 3)
+    assert found.others == ()
+
+
 CONV_SHAPES = (2, 6, 6, 4), (3, 3, 4, 8)
 
 
