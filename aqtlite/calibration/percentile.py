@@ -49,7 +49,7 @@ class Percentile(base.Calibration):
     ([3.0], [-2.0])
 
     Raises:
-        ValueError: if `percentage` is not above 0 and at most 100.
+        ValueError: if `percentage` is not above 1 and at most 100.
         TypeError: if `percentage` is not a number.
     """
 

@@ -31,7 +31,7 @@ class PercentileOverBatches(base.Calibration):
 
     Raises:
         TypeError: if a field is not of the type declared.
-        ValueError: if `percentage` is not above 0 and at most 100, or `mantissa_bits`
+        ValueError: if `percentage` is not above 1 and at most 100, or `mantissa_bits`
             not from 1 to 10.
     """
 

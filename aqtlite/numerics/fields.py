@@ -115,10 +115,15 @@ def fraction(value: Any, where: str) -> float:
 
 
 def percentage(value: Any, where: str) -> float:
-    """Checks for a `positive` number, at most 100."""
+    """Checks for a `positive` number above 1, at most 100, and not a fraction."""
     checked = positive(value, where)
     if checked > 100:
         raise ValueError(f"{where} must be at most 100, got {value}")
+    if checked <= 1:
+        raise ValueError(
+            f"{where} must be above 1, got {value}: it is a percentage, such as 99.9, "
+            "and not a fraction"
+        )
     return checked
 
 

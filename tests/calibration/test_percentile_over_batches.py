@@ -106,6 +106,7 @@ def test_counts_stay_at_the_largest():
     ("fields", "error", "match"),
     [
         ({"percentage": 0}, ValueError, "percentage must be positive"),
+        ({"percentage": 0.999}, ValueError, "above 1, got 0.999: it is a percentage"),
         ({"percentage": 101}, ValueError, "at most 100, got 101"),
         ({"percentage": "all"}, TypeError, "must be a number"),
         ({"percentage": 9, "mantissa_bits": 0}, ValueError, "from 1 to 10, got 0"),
