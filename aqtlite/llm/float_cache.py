@@ -56,7 +56,28 @@ class FloatCache(nnx.Module):
         if self.window is not None:
             last = index - count + jnp.arange(count)[:, None]
             seen &= jnp.arange(key.shape[-3]) > last - self.window
-        return jax.nn.dot_product_attention(query, key, value, mask=seen[None, None])
+        return attend(query, key, value, seen)
+
+
+def attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, seen: jax.Array
+) -> jax.Array:
+    """Dot-product attention of floats.
+
+    Those of float16 are attended to in float32: XLA has no products of float16 with
+    sums in float32 on CPUs, which `jax.nn.dot_product_attention` asks for.
+
+    Args:
+        query: ``(*batch, positions, query heads, depth)``.
+        key: ``(*batch, length, heads, depth)``.
+        value: like `key`.
+        seen: bool, ``(positions, length)``: which positions are attended to.
+    """
+    dtype = query.dtype
+    if dtype == jnp.float16:
+        query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
+    out = jax.nn.dot_product_attention(query, key, value, mask=seen[None, None])
+    return out.astype(dtype)
 
 
 def _written(past: jax.Array, new: jax.Array, *, index: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import QuantizedCache
+from aqtlite.llm import float_cache
 from aqtlite.llm.config import DecoderConfig, Norm, Rope
 from aqtlite.llm.decoder import ACTIVATIONS
 from aqtlite.llm.layers import normalized
@@ -84,7 +85,7 @@ class Attention(nn.Module):
         if self.cache is None:
             seen = positions <= positions[:, None]
             seen &= positions > positions[:, None] - of_layer.window
-            attended = jax.nn.dot_product_attention(q, k, v, mask=seen[None, None])
+            attended = float_cache.attend(q, k, v, seen)
         else:
             attended = self.cache(q, k, v)
         out = dense(cfg.width, use_bias=cfg.out_bias, name="out")

@@ -1,5 +1,6 @@
 """Logits of decoders, against those of the model's own package from the same file."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -30,6 +31,18 @@ def test_decoding_token_by_token_is_the_full_forward(family):
     decoder = llm.load(FOLDER / family).decoder
     decoder.init_caches(1, tokens.shape[1])
     check_close(by_token(decoder, jnp.asarray(tokens)), wanted)
+
+
+def test_float16():
+    """`jax.nn.dot_product_attention` of float16 is not compiled for CPUs."""
+    tokens, wanted = reference("mistral")
+    tokens = jnp.asarray(tokens)
+    decoder = llm.load(FOLDER / "mistral", dtype=jnp.float16).decoder
+    decoder.init_caches(1, tokens.shape[1])
+    model, variables = llm.load_linen(FOLDER / "mistral", dtype=jnp.float16)
+    for got in (by_token(decoder, tokens), jax.jit(model.apply)(variables, tokens)):
+        assert got.dtype == jnp.float16
+        check_close(got.astype(jnp.float32), wanted, 0.02)
 
 
 def test_a_quantized_cache_with_a_window_decodes_as_at_once():
