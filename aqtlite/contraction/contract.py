@@ -9,6 +9,7 @@ the Flax modules and the rules make an operation and call it.
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -283,6 +284,30 @@ def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
 _partial = functools.cache(functools.partial)
 
 
+def checks_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Names a function of `with_config` in the error for the arguments of another one.
+
+    Layers call what they are given with their own arguments, and Python's error would
+    not say which function was meant.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"make{function.__name__}(cfg) was called with the arguments of "
+                f"another function ({error}): layers take make_dot_general(cfg) as "
+                "dot_general=, and make_conv_general_dilated(cfg) as "
+                "conv_general_dilated="
+            ) from error
+        return function(*args, **kwargs)
+
+    return checked
+
+
 def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:
     """Returns operands as arrays or `QTensor`s; raises TypeError for others."""
     return as_operand(lhs, "fwd.lhs"), as_operand(rhs, "fwd.rhs")
@@ -290,6 +315,11 @@ def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:
 
 def as_operand(x: Any, path: str) -> Operand:
     """Returns an operand as an array or a `QTensor`; raises TypeError for others."""
+    if isinstance(x, str):
+        raise TypeError(
+            f"{path} must be an array, got the equation {x!r}; "
+            "AqtEinsum(cfg)(equation, lhs, rhs) and aqtlite.einsum take one"
+        )
     if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
         raise TypeError(f"{path} must be an array, got {type(x).__name__}")
     return x if isinstance(x, QTensor) else jnp.asarray(x)

@@ -6,7 +6,13 @@ from typing import Any
 import jax
 
 from aqtlite import config, operations
-from aqtlite.contraction.contract import Options, as_operands, contract, with_config
+from aqtlite.contraction.contract import (
+    Options,
+    as_operands,
+    checks_arguments,
+    contract,
+    with_config,
+)
 from aqtlite.qtensor.qtensor import QTensor
 
 ConvGeneralDilated = Callable[..., Any]
@@ -64,6 +70,7 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
     return made
 
 
+@checks_arguments
 def _conv_general_dilated(
     cfg: config.DotGeneral | None,
     lhs: Any,

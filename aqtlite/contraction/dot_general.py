@@ -10,7 +10,13 @@ from typing import Any
 import jax
 
 from aqtlite import config, operations
-from aqtlite.contraction.contract import Options, as_operands, contract, with_config
+from aqtlite.contraction.contract import (
+    Options,
+    as_operands,
+    checks_arguments,
+    contract,
+    with_config,
+)
 from aqtlite.qtensor.qtensor import QTensor
 
 DotGeneral = Callable[..., Any]
@@ -71,6 +77,7 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
     return with_config(_dot_general, cfg)
 
 
+@checks_arguments
 def _dot_general(
     cfg: config.DotGeneral | None,
     lhs: Any,

@@ -2,10 +2,12 @@
 
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import aqtlite
 from aqtlite import config
@@ -211,6 +213,31 @@ def test_refuses_what_lax_refuses(lhs, rhs, dims):
         jax.lax.dot_general(lhs, rhs, dims)
     with pytest.raises((TypeError, ValueError), match="dimension_numbers|axes of lhs"):
         DOT(lhs, rhs, dims)
+
+
+CONV = aqtlite.make_conv_general_dilated(nearest())
+RAGGED_DOT = aqtlite.make_ragged_dot(nearest())
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "argument"),
+    [
+        (nn.Conv(3, (1,), conv_general_dilated=DOT), "make_dot_general", "numbers"),
+        (nn.Conv(3, (1,), conv_general_dilated=RAGGED_DOT), "make_ragged_dot", ""),
+        (nn.Dense(3, dot_general=CONV), "make_conv_general_dilated", "padding"),
+    ],
+)
+def test_the_function_of_another_operation_in_a_layer(layer, name, argument):
+    words = rf"{name}\(cfg\) was called .* another function \(.*{argument}"
+    places = r"layers take make_dot_general\(cfg\) as dot_general=, and make_conv_g"
+    with pytest.raises(TypeError, match=f"{words}.*{places}"):
+        layer.init(jax.random.key(0), X)
+
+
+def test_refuses_an_equation():
+    layer = nnx.Einsum("ab,bc->ac", (8, 3), einsum_op=DOT, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"the equation 'ab,bc->ac'; AqtEinsum\(cfg\)"):
+        layer(X)
 
 
 @pytest.mark.parametrize("cfg", [8, "int8", config.DotGeneralRaw(), {}])

@@ -12,7 +12,7 @@ from jax import lax
 
 import aqtlite
 from aqtlite import config
-from tests.common import assert_same, nearest, normal, rms_error
+from tests.common import MATMUL, assert_same, nearest, normal, rms_error
 
 M, K, N, G = 24, 16, 12, 4
 X, W, COTANGENT = normal((M, K)), normal((G, K, N), 1), normal((M, N), 2)
@@ -188,6 +188,7 @@ def test_functions_of_equal_configs_are_one():
             TypeError,
             r"must be integers, got NoneType; .*\(24, 16",
         ),
+        ({"group_sizes": MATMUL}, TypeError, "dimension numbers .*as dot_general="),
         ({"group_sizes": SIZES[:3]}, ValueError, r"of shape \(4,\), got shape \(3,\)"),
         ({"group_sizes": jnp.array(3)}, ValueError, r"got shape \(\)"),
         ({"lhs": X[None]}, ValueError, r"lhs of shape \(1, 24, 16\)"),

@@ -303,13 +303,8 @@ def as_operands(lhs: Any, rhs: Any) -> tuple[Any, Any]:
     """Returns operands as arrays or `QTensor`s.
 
     Raises:
-        TypeError: if `lhs` is an equation, or an operand is None or no array.
+        TypeError: if an operand is None or no array.
     """
-    if isinstance(lhs, str):
-        raise TypeError(
-            f"AqtDotGeneral takes two arrays and dimension numbers, got the equation "
-            f"{lhs!r}; AqtEinsum(cfg)(equation, lhs, rhs) takes one"
-        )
     for side, x in (("lhs", lhs), ("rhs", rhs)):
         check_restored(x, side)
     return contraction.as_operands(lhs, rhs)
