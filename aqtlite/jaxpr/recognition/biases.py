@@ -107,7 +107,7 @@ def find(closed: core.ClosedJaxpr, location: Location) -> Bias | None:
         jaxpr = body.jaxpr
     levels.append(_Level(jaxpr))
     steps: list[Any] = []
-    var = jaxpr.eqns[index].outvars[0]
+    var: Any = jaxpr.eqns[index].outvars[0]
     while True:
         jaxpr = levels[-1].jaxpr
         readers = [(eqn, i) for eqn in jaxpr.eqns for i in _places(eqn.invars, var)]

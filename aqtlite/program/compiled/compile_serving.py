@@ -14,6 +14,9 @@ from aqtlite.lowering.target import Target
 from aqtlite.program.compiled import merged, packed, undivided
 from aqtlite.program.serving.placeholder import without_markers
 
+# JAX 0.10 sets its flags where type checkers do not see them.
+_jax_config: Any = jax.config
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ServingProgram:
@@ -39,7 +42,7 @@ class ServingProgram:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            if not _jax_config.jax_disable_jit:
                 return self.compiled(self._variables, *args, **kwargs)
             with jax.disable_jit(False):  # Compiled programs refuse to run without.
                 return self.compiled(self._variables, *args, **kwargs)

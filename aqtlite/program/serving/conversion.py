@@ -126,7 +126,7 @@ def freeze(plan: Plan) -> list[FrozenEntry]:
         of_rounding = [weights[i].made.damping for i in numbers]
         part = slicing.slice_outputs(trace.jaxpr, (outputs, of_rounding))
         inputs = [trace.inputs[i] for i in part.inputs]
-        if given.keys().isdisjoint(inputs):
+        if not any(one in given for one in inputs):
             made, damping = run(part, *(variables[one] for one in inputs))
         else:
             (i,) = numbers
