@@ -132,6 +132,34 @@ def replicated_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec(*kept)))
 
 
+def with_batch_axes_of(
+    lhs: jax.Array, rhs: jax.Array, batch: tuple[Sequence[int], Sequence[int]]
+) -> jax.Array:
+    """Shards the batch axes of rhs like those of lhs, on a mesh with explicit axes.
+
+    JAX 0.12 contracts no others; earlier versions did this themselves.
+
+    Args:
+        lhs: left operand.
+        rhs: right operand.
+        batch: batch axes of lhs, and of rhs.
+    """
+    found = explicit_sharding(lhs), explicit_sharding(rhs)
+    known = next((one for one in found if one is not None), None)
+    if known is None:
+        return rhs
+    of_lhs, of_rhs = (
+        [None] * x.ndim if one is None else spec_of_axes(one, x.ndim)
+        for x, one in zip((lhs, rhs), found, strict=True)
+    )
+    wanted = list(of_rhs)
+    for lhs_axis, rhs_axis in zip(*batch, strict=True):
+        wanted[rhs_axis] = of_lhs[lhs_axis]
+    if wanted == of_rhs:
+        return rhs
+    return jax.sharding.reshard(rhs, known.update(spec=PartitionSpec(*wanted)))
+
+
 def with_sharding_of(like: jax.Array | jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
     """Shards an array like another one of its shape, on a mesh with explicit axes."""
     sharding = explicit_sharding(like)

@@ -10,6 +10,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes import sharding
 
 
 def dot(
@@ -23,7 +24,7 @@ def dot(
     """Contracts by `lax.dot_general`; sums have `dtype`, or else the `accumulator`."""
     return lax.dot_general(
         lhs,
-        rhs,
+        sharding.with_batch_axes_of(lhs, rhs, dims[1]),
         dims,
         precision=precision,
         preferred_element_type=accumulator(lhs) if dtype is None else dtype,
