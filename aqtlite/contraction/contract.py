@@ -9,7 +9,6 @@ the Flax modules and the rules make an operation and call it.
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -282,30 +281,6 @@ def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
 
 
 _partial = functools.cache(functools.partial)
-
-
-def checks_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Names a function of `with_config` in the error for the arguments of another one.
-
-    Layers call what they are given with their own arguments, and Python's error would
-    not say which function was meant.
-    """
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(
-                f"make{function.__name__}(cfg) was called with the arguments of "
-                f"another function ({error}): layers take make_dot_general(cfg) as "
-                "dot_general=, and make_conv_general_dilated(cfg) as "
-                "conv_general_dilated="
-            ) from error
-        return function(*args, **kwargs)
-
-    return checked
 
 
 def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:

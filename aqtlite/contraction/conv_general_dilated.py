@@ -6,13 +6,8 @@ from typing import Any
 import jax
 
 from aqtlite import config, operations
-from aqtlite.contraction.contract import (
-    Options,
-    as_operands,
-    checks_arguments,
-    contract,
-    with_config,
-)
+from aqtlite.contraction.contract import Options, as_operands, contract, with_config
+from aqtlite.contraction.given_arguments import checks_arguments
 from aqtlite.qtensor.qtensor import QTensor
 
 ConvGeneralDilated = Callable[..., Any]

@@ -7,13 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, operations
-from aqtlite.contraction.contract import (
-    Options,
-    as_operands,
-    checks_arguments,
-    contract,
-    with_config,
-)
+from aqtlite.contraction.contract import Options, as_operands, contract, with_config
+from aqtlite.contraction.given_arguments import checks_arguments
 from aqtlite.qtensor.qtensor import QTensor
 
 RaggedDot = Callable[..., Any]
@@ -96,15 +91,6 @@ def ragged_operation(
         raise ValueError(
             "group_offset was given, which a quantized ragged_dot does not have (nor "
             "has JAX a lowering for it); give the experts and sizes from there on"
-        )
-    if isinstance(group_sizes, list | tuple) and any(
-        isinstance(x, list | tuple) for x in group_sizes
-    ):
-        raise TypeError(
-            f"group_sizes must be integers, got {group_sizes}, such as the dimension "
-            "numbers of a dot_general: a quantized ragged_dot goes in place of "
-            "jax.lax.ragged_dot, and layers take make_dot_general(cfg) or "
-            "AqtDotGeneral(cfg) as dot_general="
         )
     shapes = f"lhs of shape {lhs.shape} and rhs of shape {rhs.shape}"
     if lhs.ndim != 2 or rhs.ndim != 3 or lhs.shape[1] != rhs.shape[1]:

@@ -1,11 +1,12 @@
 """Clear errors for injected functions passed as classes, and the reverse."""
 
 import functools
-import inspect
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+
+from aqtlite.contraction.given_arguments import checking_arguments
 
 _Class = TypeVar("_Class", bound=type[Any])
 
@@ -26,7 +27,7 @@ def injectable(cls: _Class) -> _Class:
         cls: class with a config as argument, and instances that take arrays.
     """
     name, init, call = cls.__name__, cls.__init__, cls.__call__
-    signature = inspect.signature(call)
+    call = checking_arguments(call, f"{name}(cfg)", _PLACES)
     remedy = (
         f"a layer takes {name}(cfg), and functools.partial({name}, cfg) in a field "
         "with _cls at the end"
@@ -44,13 +45,6 @@ def injectable(cls: _Class) -> _Class:
     def checked_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs:
             raise TypeError(f"{name}(cfg) was called without operands: {remedy}")
-        try:
-            signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            raise TypeError(
-                f"{name}(cfg) was called with the arguments of another function "
-                f"({error}): {_PLACES}"
-            ) from error
         return call(self, *args, **kwargs)
 
     cls.__init__, cls.__call__ = checked_init, checked_call

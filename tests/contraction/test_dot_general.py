@@ -234,6 +234,13 @@ def test_the_function_of_another_operation_in_a_layer(layer, name, argument):
         layer.init(jax.random.key(0), X)
 
 
+@pytest.mark.parametrize("function", [CONV, RAGGED_DOT])
+def test_the_function_of_another_operation_in_an_einsum(function):
+    words = r"another function \(\w+ are .*, dimension numbers of a dot_general\)"
+    with pytest.raises(TypeError, match=words):
+        jnp.einsum("ab,bc->ac", X, W, _dot_general=function)
+
+
 def test_refuses_an_equation():
     layer = nnx.Einsum("ab,bc->ac", (8, 3), einsum_op=DOT, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"the equation 'ab,bc->ac'; AqtEinsum\(cfg\)"):

@@ -338,6 +338,13 @@ def test_the_function_of_another_operation_in_a_layer(layer, words):
         layer.init(jax.random.key(0), X)
 
 
+def test_the_function_of_another_operation_in_an_einsum():
+    conv = AqtConvGeneralDilated(INT8)
+    words = "AqtConvGeneralDilated.*dimension numbers of a dot_general"
+    with pytest.raises(TypeError, match=f"{words}.*{PLACES}"):
+        jnp.einsum("ab,bc->ac", X, X.T, _dot_general=conv)
+
+
 def test_a_config_that_is_an_attribute_without_an_annotation():
     class Model(nn.Module):
         cfg = INT8
