@@ -185,7 +185,8 @@ def is_quantized(path: pathlib.Path) -> bool:
 def _gguf_file(path: pathlib.Path) -> pathlib.Path | None:
     """The GGUF file that a path names: itself, or the only one in a folder."""
     if not path.is_dir():
-        return path if gguf.is_file(path) else None
+        is_named = path.suffix == gguf.SUFFIX  # Empty or damaged: the errors say so.
+        return path if is_named or gguf.is_file(path) else None
     found = sorted(path.glob(f"*{gguf.SUFFIX}"))
     if not found or any(path.glob("*.safetensors")):
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.cli.suggestions import did_you_mean
 from aqtlite.errors import UserError
 from aqtlite.flax import QuantizedModel, quantize_model
@@ -26,7 +26,7 @@ def find(name: str, option: str = "--model") -> Callable[..., Any]:
         option: option that names it, for error messages.
 
     Raises:
-        UserError: if it cannot be imported.
+        UserError: if it cannot be imported, or is no function.
     """
     place, _, attribute = name.rpartition(":")
     module = _import(place, f"{option} {name}")
@@ -39,6 +39,10 @@ def find(name: str, option: str = "--model") -> Callable[..., Any]:
         hint = did_you_mean(attribute, functions)
         raise UserError(f"{option} {name}: {place} has no {attribute!r}{hint}")
     factory: Callable[..., Any] = getattr(module, attribute)
+    if not callable(factory):
+        raise UserError(
+            f"{option} {name} has to be a function, not {errors.brief(factory)}"
+        )
     return factory
 
 

@@ -255,6 +255,7 @@ def test_an_interruption_names_the_staging_folder(folder, capsys, monkeypatch):
             ["float", "out", "--model", "serving_model:factery"],
             "has no 'factery'; did you mean 'factory'?",
         ),
+        (["float", "out", "--model", "serving_model:jax"], "has to be a function"),
         (["float", "out", "--model", "serving_model:wrong"], "has to return"),
         (["float", "out", "--model", "serving_model:no_tuple"], "has to be a tuple"),
         (["float", "out", "--model", "serving_model:plain"], "needs --preset or"),
@@ -437,9 +438,10 @@ def test_show_of_quantized_files_of_others(tmp_path, capsys):
         "dtype": "int4, blocks of 1 x 32, zero points",
         "bytes": 640,
     } in data["arrays"]
-    (tmp_path / "x.gguf").write_bytes(file.read_bytes()[:100])
-    assert cli.main(["show", str(tmp_path / "x.gguf")]) == 2
-    assert "is damaged, or no GGUF file" in capsys.readouterr().err
+    for size in (100, 0):
+        (tmp_path / "x.gguf").write_bytes(file.read_bytes()[:size])
+        assert cli.main(["show", str(tmp_path / "x.gguf")]) == 2
+        assert "is damaged, or no GGUF file" in capsys.readouterr().err
 
 
 def test_show_of_an_optimizer_state_in_a_tuple(tmp_path, capsys):
