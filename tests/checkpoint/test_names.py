@@ -136,7 +136,8 @@ BAD_FLAT = {
     "a level and an array": (["a", "a.kernel"], "'a' and 'a/kernel'"),
     "the same, deeper": (["a.b.c.kernel", "a.b"], "'a/b' and 'a/b/c/kernel'"),
     "a dot for a slash": (["a.kernel", "a/kernel"], "a.kernel is in"),
-    "an empty step": (["a..kernel", "b"], "'a//kernel'"),
+    "an empty first step": ([".kernel", "b"], "'/kernel'"),
+    "an empty last step": (["a.kernel.", "b"], "'a/kernel/'"),
     "a control character": (["a\nb.kernel"], r"'a\\nb/kernel'"),
     "an escape": (["\x1b[31m.kernel"], r"x1b"),
 }

@@ -370,3 +370,39 @@ class TestRefusals:
         refuses("aqt/down/kernel", checkpoint.load_serving, converted, other)
         other = quantize_model(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), CFG)
         refuses("another model", checkpoint.load_serving, converted, other)
+
+
+@pytest.mark.parametrize("how", ["orbax", "safetensors", "msgpack"])
+@pytest.mark.parametrize("cfg", [config.static_int8("max"), config.lsq(8)])
+def test_states_of_a_root_module(cfg, how, tmp_path):
+    """Their path in the model is empty."""
+
+    def root():
+        model = quantize_model(nnx.Linear(*X.shape[-1:], 3, rngs=nnx.Rngs(0)), cfg)
+        init_state(model, X)
+        return model
+
+    model = root()
+    if cfg == config.static_int8("max"):
+        calibrate(model, [X])
+    source = save(tmp_path / "float", pure(model), how)
+    shapes = nnx.eval_shape(root)
+    for target in ("out", "out.safetensors"):
+        checkpoint.convert_checkpoint(source, tmp_path / target, shapes, SAMPLE)
+        loaded = checkpoint.load_serving(tmp_path / target, shapes)
+        np.testing.assert_array_equal(call(loaded, X), call(convert(model, X), X))
+
+
+def test_statistics_of_a_root_module_by_examples(tmp_path):
+    def root():
+        layer = nnx.Linear(*X.shape[-1:], 3, rngs=nnx.Rngs(0))
+        return quantize_model(layer, config.static_int8("max"))
+
+    model, shapes = root(), nnx.eval_shape(root)
+    source = save(tmp_path / "float", pure(model))
+    checkpoint.convert_checkpoint(
+        source, tmp_path / "out", shapes, SAMPLE, calibrate=[X]
+    )
+    calibrate(model, [X])
+    loaded = checkpoint.load_serving(tmp_path / "out", shapes)
+    np.testing.assert_array_equal(call(loaded, X), call(convert(model, X), X))
