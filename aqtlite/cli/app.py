@@ -176,4 +176,10 @@ def run(commands: Sequence[Command] = COMMANDS) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    try:
+        if out is not None:
+            out.flush()
+    except OSError:
+        # `main` has said it. Python tries again when it ends, and exits with 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     sys.exit(code)

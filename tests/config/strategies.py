@@ -10,6 +10,7 @@ from aqtlite import calibration, config, noise, numerics
 _FLOAT_DTYPES = st.sampled_from([None, "float32", "float64", jnp.bfloat16])
 _WITHOUT_BFLOAT16 = st.sampled_from([None, "float32", "float64"])
 _FLAG = st.booleans()
+_PERCENTAGES = st.floats(1, 100, exclude_min=True)
 
 
 @st.composite
@@ -53,7 +54,7 @@ _DECAYS = st.floats(0, 1, width=32, allow_subnormal=False)
 _SCALES = st.none() | _FACTORS
 _FRACTIONS = st.lists(st.floats(0.1, 1), min_size=1, max_size=4)
 _OF_ANY_GRID = (
-    st.builds(calibration.Percentile, st.floats(1, 100))
+    st.builds(calibration.Percentile, _PERCENTAGES)
     | st.builds(calibration.MseSearch, _FRACTIONS)
     | st.builds(calibration.SnrSearch, _FRACTIONS)
 )
@@ -91,7 +92,7 @@ def _calibrations_over_batches(affine):
     )
     symmetric = (
         st.builds(calibration.DelayedScaling, length=st.integers(1, 20))
-        | st.builds(calibration.PercentileOverBatches, st.floats(1, 100))
+        | st.builds(calibration.PercentileOverBatches, _PERCENTAGES)
         | st.builds(calibration.MseOverBatches, st.just((1.0, 0.5)))
         | st.builds(
             calibration.WeightedDeviations, l1_coeff=_FACTORS, p=st.floats(1, 4)

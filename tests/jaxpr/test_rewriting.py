@@ -578,8 +578,10 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.code("users")  # compares bits of one function, compiled three times
 @hypothesis.given(st.lists(st.sampled_from(sorted(TRANSFORMATIONS)), max_size=3))
 @hypothesis.example(["custom_vjp", "cond", "vmap"])  # what it closes over has rows
+@hypothesis.example(["remat", "grad"])
 @hypothesis.settings(max_examples=6, deadline=None)
 def test_any_composition(names):
     def function(x):
