@@ -115,7 +115,7 @@ def fraction(value: Any, where: str) -> float:
 
 
 def percentage(value: Any, where: str) -> float:
-    """Checks for a `positive` number above 1, at most 100, and not a fraction."""
+    """Checks for a number above 1, at most 100; a smaller one is a fraction."""
     checked = positive(value, where)
     if checked > 100:
         raise ValueError(f"{where} must be at most 100, got {value}")
