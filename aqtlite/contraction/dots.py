@@ -39,9 +39,10 @@ def multiplied(sums: jax.Array, scales: list[jax.Array]) -> jax.Array:
     if not scales:
         return sums
     layout = explicit_sharding(sums)
-    *first, last = (sharded_like(one, layout) for one in reversed(scales))
+    factors = [sharded_like(one, layout) for one in reversed(scales)]
     if jnp.issubdtype(sums.dtype, jnp.integer):
-        return exact.scaled_integers(sums, (*first, last))
+        return exact.scaled_integers(sums, factors)
+    *first, last = factors
     out = sums.astype(jnp.float32)
     for scale in first:
         out = lax.mul(out, spread(scale, out.shape))

@@ -133,8 +133,8 @@ def _normalizes(
 def _select(eqn: Any, inputs: Sequence[Facts]) -> Facts:
     """A mask where a case is a constant: zero, or a very negative number."""
     condition, *cases = inputs
-    made = _of_cases(eqn, cases)
-    made = made._replace(is_constant=made.is_constant and condition.is_constant)
+    is_constant = all(facts.is_constant for facts in inputs)
+    made = joined(cases)._replace(is_constant=is_constant)
     fills = [case.fill for case in cases if case.is_constant]
     is_zero = any(fill == 0 for fill in fills)
     is_floor = any(fill is not None and fill <= VERY_NEGATIVE for fill in fills)
@@ -150,11 +150,6 @@ def _select(eqn: Any, inputs: Sequence[Facts]) -> Facts:
         for axis, of in zip(made.axes, condition.axes, strict=True)
     )
     return made._replace(axes=axes)
-
-
-def _of_cases(eqn: Any, cases: Sequence[Facts]) -> Facts:
-    is_constant = all(case.is_constant for case in cases)
-    return joined(cases)._replace(is_constant=is_constant)
 
 
 def _convert(eqn: Any, inputs: Sequence[Facts]) -> Facts:
