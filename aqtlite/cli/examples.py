@@ -14,6 +14,10 @@ import numpy as np
 from aqtlite.errors import UserError
 from aqtlite.jaxpr import tracing
 
+_ONE = np.lib.format.MAGIC_PREFIX
+_ARCHIVE = b"PK\3\4", b"PK\5\6"
+"""How files of one array, and of several or none, begin."""
+
 
 class Examples:
     """Batches of a file, each a tuple of positional arguments of the model."""
@@ -85,12 +89,18 @@ class Examples:
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
+        with path.open("rb") as file:
+            # Of what is neither, NumPy says to unpickle it.
+            start = file.read(len(_ONE))
+            is_archive = start.startswith(_ARCHIVE) and zipfile.is_zipfile(file)
+        if start == _ONE:
             raise UserError(f"{path} holds one array: write it by numpy.savez")
-        with file:
-            arrays = dict(file)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if not is_archive:
+            raise UserError(f"{path} is no whole .npz file: write one by numpy.savez")
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: _one(archive, name, path) for name in archive.files}
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        # RuntimeError: of a compression or encryption that zipfile lacks.
         text = " ".join(str(error).split())
         raise UserError(f"{path} cannot be read: {text}") from error
     for name, x in arrays.items():
@@ -99,6 +109,16 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     if not arrays:
         raise UserError(f"{path} holds no array: ranges come from data")
     return arrays
+
+
+def _one(archive: np.lib.npyio.NpzFile, name: str, path: pathlib.Path) -> Any:
+    try:
+        return archive[name]
+    except ValueError as error:
+        raise UserError(
+            f"{path}: {name} is damaged, or holds objects of Python: write it by "
+            "numpy.savez with a dtype of numbers"
+        ) from error
 
 
 def _checked(name: str, x: np.ndarray, sample: Any) -> np.ndarray:

@@ -307,7 +307,7 @@ NPZ = {
         ("flat", "x is float32[4]; the model takes float32[N, 4]"),
         ("integers", "x is uint8, and the model takes float32"),
         ("text", "x is str"),
-        ("objects", "cannot be read: Object arrays"),
+        ("objects", "out.npz: x is damaged, or holds objects of Python"),
         ("unequal", "different numbers of examples: a of 7, b of 3"),
     ],
 )
@@ -321,6 +321,23 @@ def test_wrong_data(name, words, folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("header", "byte", "words"),
+    [
+        (b"PK\3\4", 0, "is no whole .npz file"),
+        (b"PK\1\2", 10, "cannot be read: That compression method is not supported"),
+    ],
+    ids=["signature", "compression"],
+)
+def test_damaged_data(header, byte, words, folder, capsys, monkeypatch):
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
+    np.savez(folder / "out.npz", X)
+    data = bytearray((folder / "out.npz").read_bytes())
+    data[data.index(header) + byte] ^= 1
+    (folder / "out.npz").write_bytes(data)
+    assert words in error(capsys, *ARGV, "--calibrate", "out.npz")
+
+
+@pytest.mark.parametrize(
     ("argv", "words"),
     [
         (
@@ -329,7 +346,7 @@ def test_wrong_data(name, words, folder, capsys, monkeypatch):
         ),
         (["none", *ARGV[1:], *DATA], "none does not exist"),
         ([*ARGV, "--calibrate", "none.npz"], "none.npz does not exist"),
-        ([*ARGV, "--calibrate", "deploy.py"], "deploy.py cannot be read"),
+        ([*ARGV, "--calibrate", "deploy.py"], "deploy.py is no whole .npz"),
         ([*ARGV, "--ranges", "none.json"], "none.json"),
         ([*ARGV, "--ranges", "deploy.py"], "deploy.py: $: not valid JSON"),
         ([*ARGV, *DATA, "--rules", "none.json"], "none.json does not exist"),
