@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.kv_cache import slots
 from aqtlite.kv_cache.cache import KVCache, Stored, slot_axis
 from aqtlite.kv_cache.checks import check_index
@@ -67,7 +68,7 @@ def truncate(cache: KVCache, lengths: Any) -> KVCache:
             and attention to lost positions is NaN.
     """
     check_index(cache)
-    lengths = jnp.asarray(lengths)
+    lengths = _as_array("lengths", lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(
             f"lengths must be integers, got {lengths.dtype} of shape {lengths.shape}"
@@ -140,7 +141,7 @@ def take(cache: KVCache, rows: Any) -> KVCache:
         ValueError: if they have another rank, or the cache has no batch axis.
         IndexError: if a row is out of range and known; others are clipped.
     """
-    rows = jnp.asarray(rows)
+    rows = _as_array("rows", rows)
     if rows.ndim == 1 and not rows.size:
         rows = rows.astype(jnp.int32)
     _check_indices("rows", rows, 1)
@@ -162,12 +163,14 @@ def insert(cache: KVCache, row: Any, other: KVCache) -> KVCache:
             length if they have windows.
 
     Raises:
-        TypeError: if `row` is not an integer.
+        TypeError: if `row` is not an integer, or `other` no cache.
         ValueError: if the caches do not fit, or have no batch axis.
         IndexError: if there are fewer rows, and `row` is known.
     """
-    row = jnp.asarray(row)
+    row = _as_array("row", row)
     _check_indices("row", row, 0)
+    if not isinstance(other, KVCache):
+        raise TypeError(f"insert takes a KVCache behind row, got {errors.brief(other)}")
     _check_rows(cache, row + np.arange(other.key.shape[0]), cache.key.shape[0])
     if other.length < cache.length:
         other = grow(other, cache.length)
@@ -250,6 +253,15 @@ def _mapped(change: Callable[..., jax.Array], *caches: KVCache) -> KVCache:
         for one in caches
     ]
     return jax.tree.map(change, *given)
+
+
+def _as_array(name: str, x: Any) -> jax.Array:
+    """Makes an array of integers; raises TypeError for what is none, as a cache."""
+    try:
+        return jnp.asarray(x)
+    except TypeError:
+        # JAX's error has all elements of a cache.
+        raise TypeError(f"{name} must be of integers, got {errors.brief(x)}") from None
 
 
 def _check_indices(name: str, x: jax.Array, ndim: int) -> None:

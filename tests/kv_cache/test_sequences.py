@@ -254,6 +254,11 @@ class TestBadInput:
             (lambda c: kv_cache.take(c, [1.0]), TypeError, "rows must be of integers"),
             (lambda c: kv_cache.insert(c, 1.7, c), TypeError, "row must be of integer"),
             (lambda c: kv_cache.insert(c, [0], c), ValueError, "row must be a scalar"),
+            # Of what is no array at all, no elements.
+            (lambda c: kv_cache.truncate(c, c), TypeError, "integers, got KVCache$"),
+            (lambda c: kv_cache.take(c, c), TypeError, "integers, got KVCache$"),
+            (lambda c: kv_cache.insert(c, c, 0), TypeError, "integers, got KVCache$"),
+            (lambda c: kv_cache.insert(c, 0, 1), TypeError, "behind row, got 1$"),
             (
                 lambda c: kv_cache.take(stack(c, c), [1, 0]),
                 ValueError,
