@@ -1,6 +1,7 @@
 """New files and folders, which get their names when they are whole."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
@@ -9,8 +10,11 @@ from collections.abc import Iterator
 
 from aqtlite.checkpoint import staging
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.errors import UnwritableError
 
 _START, _END = ".aqtlite-", ".unfinished"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of writing, and never of reading."""
 
 
 @contextlib.contextmanager
@@ -23,6 +27,7 @@ def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises:
         CheckpointError: if the path exists, even if another writer makes it in the
             meantime, or if its folder does not exist.
+        UnwritableError: if it cannot be written, as of a full disk.
     """
     if os.path.lexists(path):
         raise _exists(path)
@@ -30,12 +35,31 @@ def new_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     if not parent.is_dir():
         raise CheckpointError(f"there is no folder {path.parent} to write into")
     _remove_left(parent, path.name)
-    with _own_folder(parent) as own:
+    with _named(path, parent), _own_folder(parent) as own:
         unfinished = own / path.name
         yield unfinished
         staging.sync_tree(unfinished)
         _publish(unfinished, path)
         staging.sync(parent)
+
+
+@contextlib.contextmanager
+def _named(path: pathlib.Path, parent: pathlib.Path) -> Iterator[None]:
+    """Names a path in the errors of writing it, which have a file of this module.
+
+    Errors of writing to an open file have none; those of reading what is written, from
+    a file of the user's, stay as they are.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = error.filename
+        own = os.fspath(parent / _START)
+        is_own = isinstance(name, str) and name.startswith(own)
+        if not is_own and (name is not None or error.errno not in _NO_ROOM):
+            raise
+        why = error.strerror or str(error)
+        raise UnwritableError(error.errno, why, os.fspath(path)) from error
 
 
 @contextlib.contextmanager

@@ -213,6 +213,7 @@ def save_peft(
         CheckpointError: if the path exists, if an adapter has no place in the file, has
             parts in other processes, or is not finite, or for ``init="pissa"`` without
             `initial`.
+        UnwritableError: if the disk is full, or the folder cannot be written into.
     """
     own(adapters, "adapters"), own(initial, "initial")
     if lora.init == "pissa" and initial is None:

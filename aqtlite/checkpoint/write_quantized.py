@@ -66,6 +66,7 @@ def save_quantized(
     Raises:
         CheckpointError: if the path exists, or a weight does not fit the format, or has
             parts in other processes.
+        UnwritableError: if the disk is full, or the folder cannot be written into.
     """
     path = local_path(path)
     if format not in get_args(Format):

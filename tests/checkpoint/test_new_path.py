@@ -1,5 +1,7 @@
 """What writers leave that are stopped, and what others do with it."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 
 from aqtlite import checkpoint
 from aqtlite.checkpoint.new_path import new_path
+from aqtlite.errors import UnwritableError
 
 pytestmark = pytest.mark.code("quick")
 
@@ -67,3 +70,30 @@ def test_what_others_made_is_left_alone(tmp_path):
     assert (tmp_path / "a").read_text() == "whole"
     assert folder.exists() and link.is_symlink() and file.exists()
     assert (tmp_path / "away").exists()
+
+
+def test_a_path_is_named_in_the_errors_of_writing_it(tmp_path, monkeypatch):
+    path = tmp_path / "a.gguf"
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)  # As of a write, without a name.
+        with pytest.raises(UnwritableError) as raised:
+            checkpoint.save_quantized(path, WEIGHTS, format="gguf")
+    assert str(raised.value) == f"{path} cannot be written: No space left on device"
+    with (
+        pytest.raises(UnwritableError, match=r"a.gguf cannot be written: Is a dir"),
+        new_path(path) as unfinished,
+    ):
+        unfinished.mkdir()
+        unfinished.write_text("")
+    assert not any(tmp_path.iterdir())
+
+
+def test_errors_of_reading_what_is_written_stay(tmp_path):
+    for error in (FileNotFoundError(errno.ENOENT, "", "w"), OSError(errno.EIO, "")):
+        with pytest.raises(OSError) as raised, new_path(tmp_path / "a"):
+            raise error
+        assert raised.value is error
