@@ -178,7 +178,8 @@ def find_scale(
     how = tensor.calibration
     if how.has_state:
         kept = (x.shape[axis] for axis in (*axes.batch, *axes.remaining))
-        state_checks.check_ready(tensor, state, path, has_results=0 not in kept)
+        has_results = 0 not in kept
+        state_checks.check_ready(tensor, state, path, x.ndim, has_results=has_results)
         if isinstance(state, FixedScale):
             return _fixed(x, tensor, axes, path, state)
         calibrated = calibrate(x, tensor, axes, path, state)

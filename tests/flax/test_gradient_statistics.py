@@ -395,3 +395,14 @@ def test_statistics_that_were_cast_are_refused():
     cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), dense_variables())
     with pytest.raises(TypeError, match="are bfloat16, but have to be float32"):
         dense_gradients(cast)
+
+
+@pytest.mark.parametrize(
+    "how", [calibration.DelayedScaling(), calibration.MaxOverBatches()]
+)
+def test_statistics_of_another_calibration_are_refused(how):
+    """A history of two batches, where the config has one of 16, or ranges."""
+    model = nn.Dense(8, dot_general=AqtDotGeneral(delayed(how)))
+    gradients = jax.grad(lambda v: model.apply(v, X).sum())
+    with pytest.raises(ValueError, match=r"d.hs\.lhs\..* of another calibration"):
+        jax.jit(gradients)(dense_variables())

@@ -25,6 +25,7 @@ from aqtlite.calibration import counting, power_mean, scale_grids
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization.states import state_checks
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import replicated
 
@@ -213,6 +214,9 @@ def update_state(
         dims: canonical dimension numbers.
         masks: bool arrays of the shapes of the operands, True for elements that count;
             None for all. A batch with none, or one not finite, changes nothing.
+
+    Raises:
+        ValueError: if the state is of another calibration.
     """
     _check_given(cfg, state)
     if state.is_absorbed or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
@@ -228,6 +232,8 @@ def update_state(
         enters &= counting.is_finite(fixed, axes)
         if not how.has_state:
             continue
+        name = f"fwd.smoothing.{side}_calibration"
+        state_checks.check_calibration(how, _GRID, before.state, name, x.ndim)
         if mask is None:
             states[side] = how.update(before, fixed, axes, _GRID)
         else:

@@ -21,6 +21,7 @@ import numpy as np
 from aqtlite import config
 from aqtlite.calibration import Statistics, counting
 from aqtlite.lowering import exact
+from aqtlite.quantization.states import state_checks
 
 # Averaging exceeds the tolerance if the values differ by 0.3 %. The mean of equal
 # values, over any number of devices, stays within it.
@@ -63,7 +64,7 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
 
     Raises:
         ValueError: if the state was summed, averaged or scaled; under `jax.jit` it
-            becomes NaN instead.
+            becomes NaN instead; or if it is of another calibration.
         TypeError: if the state was cast, or is not `GradientStatistics`.
     """
     if not isinstance(state, GradientStatistics):
@@ -79,6 +80,7 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
             "float32: cast the parameters, not the collection "
             "'_overwrite_with_gradient'"
         )
+    state_checks.check_statistics(tensor, state, path, gradient.ndim)
     is_whole = _is_whole(state)
     if not isinstance(is_whole, jax.core.Tracer) and not is_whole.all():
         raise ValueError(

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
 
 from aqtlite import config
 from aqtlite.calibration import Calibration, Statistics, counting
@@ -29,13 +30,14 @@ def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
     )
 
 
-def check_statistics(tensor: config.Tensor, state: Any, path: str) -> None:
+def check_statistics(tensor: config.Tensor, state: Any, path: str, ndim: int) -> None:
     """Checks that a state is of a calibration that gathers statistics.
 
     Args:
         tensor: config of the operand.
         state: state of the operand.
         path: path of the config, for the message.
+        ndim: rank of the operand.
 
     Raises:
         TypeError: if it is not `calibration.Statistics`.
@@ -46,24 +48,63 @@ def check_statistics(tensor: config.Tensor, state: Any, path: str) -> None:
             f"{path} takes calibration.Statistics, got {type(state).__name__}: "
             "aqtlite.restored_statistics makes them of what a checkpoint holds"
         )
-    if jax.tree.structure(state.state) != _structure(tensor.calibration, tensor.grid):
+    name = f"{path}.calibration"
+    check_calibration(tensor.calibration, tensor.grid, state.state, name, ndim)
+
+
+def check_calibration(
+    how: Calibration, grid: Numerics, state: Any, name: str, ndim: int
+) -> None:
+    """Raises ValueError if a state is of another calibration, or for another grid.
+
+    Args:
+        how: calibration that gathers statistics.
+        grid: number grid.
+        state: `Statistics.state`.
+        name: path of the calibration in its config, for the message.
+        ndim: rank of the array.
+    """
+    wanted, sizes = _form(how, grid, ndim)
+    leaves, structure = jax.tree.flatten(state)
+    if structure != wanted or not all(map(_fits, leaves, sizes)):
         raise ValueError(
-            f"{path}.calibration={tensor.calibration!r} was given statistics of "
-            f"another calibration, or for another grid than {tensor.grid!r}: gather "
-            "them again with this config"
+            f"{name}={how!r} was given statistics of another calibration, or for "
+            f"another grid than {grid!r}: gather them again with this config"
         )
 
 
+Sizes = tuple[int | None, ...]
+"""The shape of an array of a state; None along the axes of the scale."""
+
+
 @functools.lru_cache(maxsize=1024)
-def _structure(calibration: Calibration, grid: Numerics) -> Any:
-    """Structure of the state of a calibration."""
-    return jax.tree.structure(
-        jax.eval_shape(functools.partial(calibration.init_state, (1,), grid))
+def _form(how: Calibration, grid: Numerics, ndim: int) -> tuple[Any, list[Sizes]]:
+    """Structure of the state of a calibration, and the sizes of its arrays.
+
+    Scales of two sizes tell the axes of the scale from those of the calibration's own,
+    such as the number of batches in a history.
+    """
+    one, two = (
+        jax.eval_shape(functools.partial(how.init_state, (size,) * ndim, grid))
+        for size in (1, 2)
+    )
+    leaves, structure = jax.tree.flatten(one)
+    sizes = [
+        tuple(n if n == m else None for n, m in zip(x.shape, y.shape, strict=True))
+        for x, y in zip(leaves, jax.tree.leaves(two), strict=True)
+    ]
+    return structure, sizes
+
+
+def _fits(leaf: Any, sizes: Sizes) -> bool:
+    found = np.shape(leaf)
+    return len(found) == len(sizes) and all(
+        n is None or n == m for n, m in zip(sizes, found, strict=True)
     )
 
 
 def check_ready(
-    tensor: config.Tensor, state: Any, path: str, *, has_results: bool
+    tensor: config.Tensor, state: Any, path: str, ndim: int, *, has_results: bool
 ) -> None:
     """Raises ValueError if statistics are missing, or known to be of no batch.
 
@@ -74,12 +115,13 @@ def check_ready(
         tensor: config of an operand with a calibration that gathers statistics.
         state: state of the operand.
         path: path of the config, for the message.
+        ndim: rank of the operand.
         has_results: whether the operand enters any element of the result.
     """
     check_given(tensor, state, path)
     if isinstance(state, FixedScale):
         return
-    check_statistics(tensor, state, path)
+    check_statistics(tensor, state, path, ndim)
     problem = counting.problem(state.batches)
     if problem is not None and has_results:
         is_gradient = path.startswith(("dlhs.lhs", "drhs.lhs"))

@@ -374,7 +374,7 @@ def _update(
         return state
     if isinstance(state, FixedScale):
         raise ValueError(_fixed_scale(tensor, path))
-    state_checks.check_statistics(tensor, state, path)
+    state_checks.check_statistics(tensor, state, path, x.ndim)
     shared = granularity.shared_axes(tensor, x.shape, axes, path)
     fixed, how = exact.float32(jax.lax.stop_gradient(x)), tensor.calibration
     if mask is not None:

@@ -301,6 +301,20 @@ def test_before_the_first_batch():
     assert jnp.isnan(out).all()
 
 
+def test_statistics_of_another_calibration():
+    first, second = (
+        smoothed(
+            config.fully_quantized(),
+            config.Smoothing(
+                lhs_calibration=calibration.PercentileOverBatches(mantissa_bits=bits)
+            ),
+        )
+        for bits in (5, 3)
+    )
+    with pytest.raises(ValueError, match=r"fwd\.smoothing\.lhs_.* another calibration"):
+        statistics.update_states(second, states_of(first, X), X, W, MATMUL)
+
+
 def test_errors():
     frozen = aqtlite.quantize(W, tensor(8), 0)
     with pytest.raises(ValueError, match=r"fwd\.rhs is a QTensor .*fwd\.smoothing"):

@@ -128,6 +128,32 @@ def test_before_the_first_batch():
     assert jnp.isnan(out).all()
 
 
+OTHER = {
+    "history": [calibration.DelayedScaling(length=n) for n in (4, 1)],
+    "bins": [calibration.PercentileOverBatches(mantissa_bits=n) for n in (5, 3)],
+    "fields": [calibration.MaxOverBatches(), calibration.DelayedScaling()],
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [pair for ones in OTHER.values() for pair in (ones, ones[::-1])],
+    ids=[f"{name}{way}" for name in OTHER for way in ("", " backwards")],
+)
+def test_of_another_calibration(before, now):
+    """As when a run goes on with another config."""
+    first, second = static(before), static(now)
+    states = statistics.init_states(first, X, W, MATMUL)
+    states = statistics.update_states(first, states, X, W, MATMUL)
+    dot = aqtlite.make_dot_general(second)
+    for use in (
+        lambda: dot(X, W, MATMUL, states=states),
+        lambda: statistics.update_states(second, states, X, W, MATMUL),
+    ):
+        with pytest.raises(ValueError, match=r"fwd\.lhs\..* of another calibration"):
+            use()
+
+
 def test_not_of_the_saved_operand():
     with pytest.raises(ValueError, match=r"drhs\.rhs\.calibration=.*only fwd"):
         config.DotGeneral(drhs=config.DotGeneralRaw(rhs=TENSOR))
