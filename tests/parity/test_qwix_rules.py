@@ -502,6 +502,8 @@ REFUSED = {
     "weight_qtype": {"weight_qtype": "nvfp4"},
     "weight_qtype='mxfp8_16'": {"weight_qtype": "mxfp8_16", "tile_size": 32},
     "weight_qtype='uint8'": {"weight_qtype": "uint8"},
+    "weight_qtype=8": {"weight_qtype": 8},
+    "additional_qt_config=3": {"weight_qtype": "int8", "additional_qt_config": 3},
     "act_qtype": {**BOTH, "act_qtype": "bfloat16"},
     "act_static_scale": {**BOTH, "act_static_scale": True},
     "act_static_scale=False": {"weight_qtype": "int8", "act_static_scale": False},

@@ -120,7 +120,13 @@ def _is_block_format(qtype: Any) -> bool:
 
 
 def _name_of(qtype: Any) -> str:
-    return qtype if isinstance(qtype, str) else str(jnp.dtype(qtype).name)
+    """Returns the name of a dtype, and text and what is none as text."""
+    if isinstance(qtype, str):
+        return qtype
+    try:
+        return str(jnp.dtype(qtype).name)
+    except TypeError:  # Which refuses what is no dtype.
+        return str(qtype)
 
 
 def _grid(asked: Asked) -> Any:

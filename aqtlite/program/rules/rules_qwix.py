@@ -202,6 +202,8 @@ def _operations(fields: Mapping[str, Any]) -> list[tuple[str, Any, Mapping[str, 
         )
     # In Qwix they concern neither convolutions nor ragged_dot.
     additional = fields["additional_qt_config"] or {}
+    if not isinstance(additional, Mapping):
+        raise no_equivalent("additional_qt_config", additional, "write a mapping")
     if not names and not additional:
         return [(".*", None, {})]
     names = names or _PRODUCTS | _registered()
