@@ -74,6 +74,25 @@ def brief(x: Any) -> str:
     return _brief(x, depth=3)
 
 
+def class_of(x: Any) -> str:
+    """Returns the name of an object's class, with its module in other libraries.
+
+    Their classes may have the names of ours.
+
+    >>> import fractions
+    >>> class_of(1), class_of(fractions.Fraction(1))
+    ('int', 'fractions.Fraction')
+    """
+    module, name = type(x).__module__, type(x).__name__
+    package = module.partition(".")[0]
+    return name if package in ("builtins", "aqtlite") else f"{module}.{name}"
+
+
+def no_config(x: Any) -> str:
+    """Describes what was given for a config; AQT's have the names of ours."""
+    return class_of(x) if hasattr(x, "fwd") else brief(x)
+
+
 _MOST = 3
 """Number of items of a container that are described."""
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, noise
+from aqtlite import config, errors, noise
 from aqtlite.contraction import (
     checks,
     coded_products,
@@ -28,6 +28,7 @@ from aqtlite.contraction import (
 from aqtlite.jaxpr import counted
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor, dequantized
+from aqtlite.quantization.checks import as_array
 from aqtlite.quantization.preparation import padding, preparation
 from aqtlite.quantization.states.statistics import States
 from aqtlite.shapes.dimension_numbers import Axes
@@ -275,7 +276,8 @@ def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
     if cfg is not None and not isinstance(cfg, config.DotGeneral):
         raise TypeError(
             f"make{function.__name__} takes a config.DotGeneral or None, got "
-            f"{type(cfg).__name__}; presets such as config.fully_quantized() make one"
+            f"{errors.no_config(cfg)}; presets such as config.fully_quantized() make "
+            "one"
         )
     return _partial(function, cfg)
 
@@ -295,6 +297,4 @@ def as_operand(x: Any, path: str) -> Operand:
             f"{path} must be an array, got the equation {x!r}; "
             "AqtEinsum(cfg)(equation, lhs, rhs) and aqtlite.einsum take one"
         )
-    if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
-        raise TypeError(f"{path} must be an array, got {type(x).__name__}")
-    return x if isinstance(x, QTensor) else jnp.asarray(x)
+    return x if isinstance(x, QTensor) else as_array(x, path)

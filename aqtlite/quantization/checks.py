@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import calibration, config
+from aqtlite import calibration, config, errors
 from aqtlite.operations import OperandAxes
 from aqtlite.shapes import dimension_numbers as dn
 
@@ -42,6 +42,28 @@ def check_array(x: Any, where: str, shape: tuple[int, ...], dtype: np.dtype) -> 
             f"{where} must return an array of shape {tuple(shape)}, got {x.shape}; for "
             "statistics, another batch may have had another shape"
         )
+
+
+_ARRAY_PROTOCOLS = ("__jax_array__", "__array__", "__array_interface__")
+
+
+def as_array(x: Any, what: str) -> jax.Array:
+    """Returns `x` as an array.
+
+    Raises:
+        TypeError: if `x` is none. Other libraries' quantized arrays have a shape, too,
+            and `jnp.asarray` would read them item by item, perhaps without an end.
+    """
+    numbers = int, float, complex, list, tuple
+    if isinstance(x, numbers) or any(hasattr(x, name) for name in _ARRAY_PROTOCOLS):
+        return jnp.asarray(x)
+    remedy = ""
+    if hasattr(x, "scale"):
+        remedy = (
+            "; of another library's quantized array, its integers, scale and grid make "
+            "an aqtlite.QTensor"
+        )
+    raise TypeError(f"{what} must be an array, got {errors.class_of(x)}{remedy}")
 
 
 def check_floating(x: jax.Array, what: str) -> None:

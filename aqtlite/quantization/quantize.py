@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from aqtlite import config, noise
 from aqtlite.operations import OperandAxes
@@ -45,9 +44,11 @@ def quantize(
         look at the array.
 
     Raises:
-        TypeError: if `x` is not floating, or `tensor_config` not a `config.Tensor`.
+        TypeError: if `x` is no array or not floating, or `tensor_config` not a
+            `config.Tensor`.
         ValueError: if the config does not quantize, or an axis is out of range.
 
+    >>> import jax.numpy as jnp
     >>> from aqtlite import numerics
     >>> int4 = config.Tensor(numerics=numerics.IntSymmetric(bits=4))
     >>> quantize(jnp.array([3.0, -1.5, 0.1]), int4, 0).qvalue.tolist()
@@ -60,7 +61,7 @@ def quantize(
     _ = tensor_config.grid  # Raises ValueError if the config does not quantize.
     if isinstance(x, QTensor):
         raise TypeError("quantize takes a float array, and x is a QTensor; dequant it")
-    x = jnp.asarray(x)
+    x = checks.as_array(x, "x")
     checks.check_floating(x, "x")
     try:
         sequence = axes if isinstance(axes, Iterable) else (axes,)

@@ -77,7 +77,7 @@ class Injected:
             is_text = isinstance(self.cfg, str)
             raise TypeError(
                 f"{cls} takes a config.DotGeneral or None, got "
-                f"{errors.brief(self.cfg)}; presets such as "
+                f"{errors.no_config(self.cfg)}; presets such as "
                 "config.fully_quantized() make one"
                 + (". An equation goes to AqtEinsum(cfg)(equation, lhs, rhs)" * is_text)
             )
@@ -319,7 +319,7 @@ def check_restored(x: Any, name: str) -> None:
     """
     if x is None or isinstance(x, Mapping):
         what = f"the {name}" if name in operations.SIDES else f"operand {name}"
-        raise TypeError(f"{what} is {x}: {guards.RESTORED}")
+        raise TypeError(f"{what} is {errors.brief(x)}: {guards.RESTORED}")
 
 
 def _rng(scope: Scope) -> jax.Array | None:

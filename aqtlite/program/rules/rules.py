@@ -188,17 +188,29 @@ def check(rules: Any) -> tuple[Rule, ...]:
             "rules must be a config.DotGeneral, such as config.fully_quantized(), an "
             "aqtlite.Rule, or a sequence of aqtlite.Rule, such as "
             f"[aqtlite.Rule(cfg=config.fully_quantized())], got {_brief(rules)}"
+            + "; aqtlite.rules.from_qwix reads rules of Qwix"
+            * _are_of_qwix(rules)
         )
     return tuple(rules)
 
 
 def _brief(rules: Any) -> str:
     """Describes a wrong argument for a message; the repr of configs would be long."""
-    if callable(rules):
-        return f"the function {getattr(rules, '__name__', rules)!r}: call it"
+    if callable(rules) and hasattr(rules, "__name__"):
+        return f"the function {rules.__name__!r}: call it"
     if isinstance(rules, Sequence) and not isinstance(rules, str):
-        return f"a {type(rules).__name__} of {[type(r).__name__ for r in rules]}"
-    return errors.brief(rules)
+        return f"a {type(rules).__name__} of {[errors.class_of(r) for r in rules]}"
+    return errors.class_of(rules) if _are_of_qwix(rules) else errors.no_config(rules)
+
+
+def _are_of_qwix(rules: Any) -> bool:
+    """Whether a wrong argument looks like rules, or a provider, of Qwix."""
+    several = isinstance(rules, Sequence) and not isinstance(rules, str)
+    return any(
+        type(rule).__module__.startswith("qwix.")
+        or (isinstance(rule, Mapping) and {"module_path", "weight_qtype"} & {*rule})
+        for rule in (rules if several else [rules])
+    )
 
 
 def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:

@@ -49,12 +49,13 @@ class AqtTake(Injected):
             indices: integers of any shape. Rows of indices out of range are NaN.
 
         Raises:
-            TypeError: if the indices are not integers, or a table to quantize is not
-                floating-point.
+            TypeError: if the indices are not integers, or the table is no array or, to
+                be quantized, not floating-point.
             ValueError: if the table is not a matrix, or if the config does not compute
                 the scale of the table from the table alone.
         """
-        table, indices = jnp.asarray(table), jnp.asarray(indices)
+        table = checks.as_array(table, "the table of AqtTake")
+        indices = jnp.asarray(indices)
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise TypeError(
                 f"AqtTake takes integers as indices of rows, got {indices.dtype} of "
