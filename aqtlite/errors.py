@@ -75,22 +75,17 @@ def brief(x: Any) -> str:
 
 
 def class_of(x: Any) -> str:
-    """Returns the name of an object's class, with its module in other libraries.
+    """Returns the name of an object's class, with the package it is from.
 
-    Their classes may have the names of ours.
+    Classes of other libraries may have the names of ours.
 
     >>> import fractions
     >>> class_of(1), class_of(fractions.Fraction(1))
-    ('int', 'fractions.Fraction')
+    ('int', 'Fraction of fractions')
     """
-    module, name = type(x).__module__, type(x).__name__
-    package = module.partition(".")[0]
-    return name if package in ("builtins", "aqtlite") else f"{module}.{name}"
-
-
-def no_config(x: Any) -> str:
-    """Describes what was given for a config; AQT's have the names of ours."""
-    return class_of(x) if hasattr(x, "fwd") else brief(x)
+    package, name = type(x).__module__.partition(".")[0], type(x).__name__
+    is_known = package in ("builtins", "__main__", "aqtlite")
+    return name if is_known else f"{name} of {package}"
 
 
 _MOST = 3
@@ -117,7 +112,9 @@ def _brief(x: Any, depth: int) -> str:
         name = "" if type(x) is tuple else kind
         return f"{name}({_joined(items, len(x))})"
     called = getattr(x, "__name__", None)
-    return f"function {called}" if callable(x) and isinstance(called, str) else kind
+    if callable(x) and isinstance(called, str):
+        return f"function {called}"
+    return class_of(x)
 
 
 def _joined(items: list[str], count: int) -> str:

@@ -53,7 +53,7 @@ def test_arguments_in_another_order_are_described_by_shape(call):
         ({"a": {"b": {"c": X}}}, "dict('a': dict('b': dict('c': float32[2,3])))"),
         ([[[[X]]]], "list(list(list(list(...))))"),
         ((), "()"),
-        (MODEL, "Dense"),
+        (MODEL, "Dense of flax"),
         (nn.Dense, "class Dense"),
         (np.float32, "class float32"),
         (apply, "function apply"),

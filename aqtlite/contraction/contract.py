@@ -276,8 +276,7 @@ def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
     if cfg is not None and not isinstance(cfg, config.DotGeneral):
         raise TypeError(
             f"make{function.__name__} takes a config.DotGeneral or None, got "
-            f"{errors.no_config(cfg)}; presets such as config.fully_quantized() make "
-            "one"
+            f"{errors.brief(cfg)}; presets such as config.fully_quantized() make one"
         )
     return _partial(function, cfg)
 

@@ -17,8 +17,8 @@ CFG = config.fully_quantized()
 X, W = jnp.ones((4, 16)), jnp.ones((16, 8))
 
 ARRAYS = {
-    "qwix._src.core.qarray.QArray": lambda: qwix.quantize(W, "int8"),
-    "aqt.jax.v2.aqt_tensor.QTensor": lambda: aqt_quantizer.quantizer_make(8).quant(
+    "QArray of qwix": lambda: qwix.quantize(W, "int8"),
+    "QTensor of aqt": lambda: aqt_quantizer.quantizer_make(8).quant(
         W, calibration_axes=(0,)
     )[0],
 }
@@ -50,7 +50,7 @@ def test_quantized_arrays(array, take):
     [aqtlite.make_dot_general, AqtDotGeneral, aqt_nnx.AqtDotGeneral],
 )
 def test_configs(take):
-    with pytest.raises(TypeError, match=r"None, got aqt\.jax\.v2\.\w+\.DotGeneral;"):
+    with pytest.raises(TypeError, match="None, got DotGeneral of aqt;"):
         take(aqtp_config.fully_quantized())
 
 
@@ -60,10 +60,10 @@ RULE = qwix.QuantizationRule(weight_qtype="int8")
 @pytest.mark.parametrize(
     ("rules", "named"),
     [
-        (RULE, r"got qwix\._src\.qconfig\.QuantizationRule; "),
-        ([RULE], r"got a list of \['qwix\._src\.qconfig\.QuantizationRule'\]; "),
+        (RULE, "got QuantizationRule of qwix; "),
+        ([RULE], r"got a list of \['QuantizationRule of qwix'\]; "),
         ([{"weight_qtype": "int8"}], r"got a list of \['dict'\]; "),
-        (qwix.PtqProvider([RULE]), r"got qwix\._src\.providers\.ptq\.PtqProvider; "),
+        (qwix.PtqProvider([RULE]), "got PtqProvider of qwix; "),
     ],
 )
 def test_rules(rules, named):
@@ -74,5 +74,5 @@ def test_rules(rules, named):
 
 def test_a_config_is_no_rule():
     """A config of aqtp can be called, and has no name."""
-    with pytest.raises(TypeError, match=r"got aqt\.jax\.v2\.\w+\.DotGeneral$"):
+    with pytest.raises(TypeError, match="got DotGeneral of aqt$"):
         aqtlite.quantize_function(jnp.dot, aqtp_config.fully_quantized())

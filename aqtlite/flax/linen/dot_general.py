@@ -77,7 +77,7 @@ class Injected:
             is_text = isinstance(self.cfg, str)
             raise TypeError(
                 f"{cls} takes a config.DotGeneral or None, got "
-                f"{errors.no_config(self.cfg)}; presets such as "
+                f"{errors.brief(self.cfg)}; presets such as "
                 "config.fully_quantized() make one"
                 + (". An equation goes to AqtEinsum(cfg)(equation, lhs, rhs)" * is_text)
             )

@@ -33,7 +33,7 @@ class Injected:
         if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
             raise TypeError(
                 f"{cls} takes a config.DotGeneral or None, got "
-                f"{errors.no_config(self.cfg)}; presets such as "
+                f"{errors.brief(self.cfg)}; presets such as "
                 "config.fully_quantized() make one"
             )
         if self.cfg is not None and self.cfg.out.is_quantized:

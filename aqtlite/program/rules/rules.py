@@ -184,12 +184,12 @@ def check(rules: Any) -> tuple[Rule, ...]:
     if isinstance(rules, Rule):
         return (rules,)
     if not isinstance(rules, Sequence) or not all(isinstance(r, Rule) for r in rules):
+        remedy = "; aqtlite.rules.from_qwix reads rules of Qwix"
         raise TypeError(
             "rules must be a config.DotGeneral, such as config.fully_quantized(), an "
             "aqtlite.Rule, or a sequence of aqtlite.Rule, such as "
             f"[aqtlite.Rule(cfg=config.fully_quantized())], got {_brief(rules)}"
-            + "; aqtlite.rules.from_qwix reads rules of Qwix"
-            * _are_of_qwix(rules)
+            f"{remedy if _are_of_qwix(rules) else ''}"
         )
     return tuple(rules)
 
@@ -200,7 +200,7 @@ def _brief(rules: Any) -> str:
         return f"the function {rules.__name__!r}: call it"
     if isinstance(rules, Sequence) and not isinstance(rules, str):
         return f"a {type(rules).__name__} of {[errors.class_of(r) for r in rules]}"
-    return errors.class_of(rules) if _are_of_qwix(rules) else errors.no_config(rules)
+    return errors.brief(rules)
 
 
 def _are_of_qwix(rules: Any) -> bool:
