@@ -5,7 +5,7 @@
                                     notebooks, comparisons with AQT, Qwix, LiteRT, ONNX,
                                     and most cases of tests that have many
   python -m tests all               both; .ci/run leaves out a few benchmarks, and of
-                                    each test all cases but two
+                                    each test all cases but one
   python -m tests flax checkpoint   tests/flax and tests/checkpoint, slow ones too
   python -m tests slow flax         the slow tests of tests/flax
   python -m tests noise -k unbiased  of tests/noise, those named so
