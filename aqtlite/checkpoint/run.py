@@ -59,7 +59,7 @@ def run(
     console: rich.console.Console | None,
 ) -> Report:
     """Runs a job; arguments as for `convert_checkpoint`."""
-    writer = check(job, source, target)
+    writer, key = check(job, source, target), _key(job, source)
     start = time.perf_counter()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,10 +67,7 @@ def run(
     except OSError as error:
         raise _unwritable(target, error) from error
     try:
-        replacement.recover(target, staging.folder)
-        replacement.check_existing(target, overwrite)
-        _check_space(job, target)
-        staging.claim(_key(job, source))
+        _claim(key, job, target, staging, overwrite)
         done = _write(job, source, target, writer, staging, allow_nonfinite, console)
     finally:
         staging.close()
@@ -81,6 +78,23 @@ def run(
     report = report_of(done, seconds, size_of(target), quantized)
     logging.info("converted %s to %s: %s", source.path, target, summary(report))
     return report
+
+
+def _claim(
+    key: str,
+    job: Job,
+    target: pathlib.Path,
+    staging: staging_lib.Staging,
+    overwrite: bool,
+) -> None:
+    """Checks the target's path and disk, and claims the staging folder."""
+    try:
+        replacement.recover(target, staging.folder)
+        replacement.check_existing(target, overwrite)
+        _check_space(job, target)
+        staging.claim(key)
+    except OSError as error:
+        raise _unwritable(target, error) from error
 
 
 def _write(

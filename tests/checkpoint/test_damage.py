@@ -1,5 +1,6 @@
 """Sources and targets that are damaged, wrong or malicious: one clear error each."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -345,6 +346,19 @@ def test_full_disk_is_seen_before(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     assert "1.0 kB free" in convert_error(tmp_path, source)
+
+
+def test_disk_that_is_full_for_the_first_file(tmp_path, monkeypatch):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+
+    def write_file(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("aqtlite.checkpoint.staging.write_file", write_file)
+    message = convert_error(tmp_path, source)
+    assert message.startswith(f"{tmp_path / 'out'} cannot be written: ")
+    assert "No space left on device" in message
+    assert {one.name for one in tmp_path.iterdir()} == {source.name}
 
 
 @pytest.mark.slow
