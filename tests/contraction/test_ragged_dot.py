@@ -78,6 +78,17 @@ def test_each_group_is_a_contraction_of_its_own():
     assert not dw[1].any()
 
 
+@pytest.mark.parametrize(
+    ("cfg", "is_shared"), [(config.nvfp4(), True), (config.mxfp4(), False)]
+)
+def test_experts_share_the_number_of_an_array(cfg, is_shared):
+    dot = aqtlite.make_ragged_dot(cfg.for_serving())
+    others = W.at[1:].mul(37.0)
+    out, changed = dot(X, W, SIZES), dot(X, others, SIZES)
+    first = SIZES[0]
+    assert bool((out[:first] != changed[:first]).any()) == is_shared
+
+
 def test_rows_behind_all_groups_may_hold_anything():
     behind = jnp.arange(M)[:, None] >= jnp.sum(SIZES)
     wanted = program(INT8)(X, W, SIZES, COTANGENT)
