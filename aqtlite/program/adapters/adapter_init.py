@@ -64,10 +64,7 @@ def start(
         found, changes, wanted = {}, {}, {}
         for at, weight in weights.items():
             one, w = weight.one, operands[at]
-            if weight.frozen is not None:
-                base = weight.frozen.dequant()
-            else:
-                base = merging.rounded(program, weight, w)
+            base = merging.base_of(program, weight, w)
             begin = _of_step(one)
             for _ in range(sum(one.site.per_step)):
                 begin = jax.vmap(begin)

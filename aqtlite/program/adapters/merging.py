@@ -1,7 +1,7 @@
 """Merges adapters into the parameters that their weights are made of."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from aqtlite.program.adapters import low_rank
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
 from aqtlite.program.served import Entries
+from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.model import ParameterAxis
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
@@ -89,8 +90,8 @@ def merge(
 
     Raises:
         ValueError: if there is no adapter, if a weight is more than moved parameters,
-            if two contractions of one weight have adapters, or if something else reads
-            it.
+            if two contractions of one weight have adapters, if something else reads it,
+            or if the smoothing of its contraction is absorbed.
     """
     weights = weights_of(program, values, frozen, converter)
     if not any(one.adapter for one, _, _ in weights.values()):
@@ -99,9 +100,7 @@ def merge(
     operands, pull = jax.vjp(made, *before)
     wanted, merged = {}, []
     for location, weight in weights.items():
-        base = rounded(program, weight, operands[location])
-        if weight.frozen is not None:
-            base = weight.frozen.dequant()
+        base = base_of(program, weight, operands[location])
         wanted[location] = base
         if weight.one.adapter is None:
             continue
@@ -220,7 +219,15 @@ def axes_of_weights(
 def _merged(program: Program, weight: Weight, base: jax.Array) -> jax.Array:
     """Returns a weight with its adapter, float32."""
     one = weight.one
-    adapter = low_rank.parameters(one, program.states_of(one))
+    states = program.states_of(one)
+    adapter = low_rank.parameters(one, states)
+    if jax.tree.leaves(states.smoothing) and states.smoothing.is_absorbed:
+        raise ValueError(
+            f"the adapter of {errors.quoted(one.path)} cannot be merged: the module "
+            "before it has absorbed the scales of its smoothing, by which the weight "
+            "is multiplied and the adapter is not. Serve the adapter beside the "
+            "weight, or merge it before absorb_smoothing"
+        )
     if sum(one.site.per_step) != sum(weight.steps):
         raise ValueError(
             f"the adapters of {errors.quoted(one.path)} cannot be merged: the steps of "
@@ -244,24 +251,61 @@ def _measured(
     return MergedWeight(one.path, relative, error / size if size else 0.0)
 
 
+def base_of(program: Program, weight: Weight, w: jax.Array) -> jax.Array:
+    """Returns the weight beside which an adapter is trained, in float.
+
+    Args:
+        program: the call.
+        weight: the weight.
+        w: its value, if it is not frozen.
+    """
+    if weight.frozen is None:
+        return rounded(program, weight, w)
+    wide = dataclasses.replace(weight.frozen, dtype=jnp.dtype(jnp.float32))
+
+    def restored(call: Contraction, prepared: jax.Array) -> jax.Array:
+        return call.restored_rhs(prepared)
+
+    found = _of_contraction(program, weight, restored, wide.dequant())
+    return found.astype(weight.frozen.dtype)
+
+
 def rounded(program: Program, weight: Weight, w: jax.Array) -> jax.Array:
     """Returns a weight rounded as the rule's config rounds it."""
-    one = weight.one
-    if not one.cfg.fwd.rhs.is_quantized:
+    if not weight.one.cfg.fwd.rhs.is_quantized:
         return w
+
+    def rounded(call: Contraction, w: jax.Array) -> jax.Array:
+        found = double_scales.decoded(call.weight_outputs("rhs").qtensor)
+        wide = dataclasses.replace(found, dtype=jnp.dtype(jnp.float32))
+        return call.restored_rhs(wide.dequant()).astype(w.dtype)
+
+    return _of_contraction(program, weight, rounded, w)
+
+
+def _of_contraction(
+    program: Program,
+    weight: Weight,
+    function: Callable[[Contraction, jax.Array], jax.Array],
+    w: jax.Array,
+) -> jax.Array:
+    """Evaluates a function of a contraction and its weight, for each step of scans.
+
+    The other operands of the contraction are zeros.
+    """
+    one = weight.one
     avals = [atom.aval for atom in one.site.eqn.invars]
     x, _, *others = one.in_order(avals)
     x, *others = (jnp.zeros(aval.shape, aval.dtype) for aval in (x, *others))
 
-    def rounded(w: jax.Array, states: Any) -> jax.Array:
-        call = program.contraction(one, one.in_order([x, w, *others]), states)
-        found = double_scales.decoded(call.weight_outputs("rhs").qtensor)
-        return found.dequant()
+    def of_step(w: jax.Array, states: Any) -> jax.Array:
+        values = one.in_order([x, w, *others])
+        return function(program.contraction(one, values, states), w)
 
     states = program.states_of(one)._replace(adapter=())
     for _ in range(sum(weight.steps)):
-        rounded = jax.vmap(rounded)
-    return rounded(w, states)
+        of_step = jax.vmap(of_step)
+    return of_step(w, states)
 
 
 def check_reached(one: PlannedContraction, got: Any, wanted: Any) -> None:

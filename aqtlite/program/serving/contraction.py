@@ -100,6 +100,12 @@ class Contraction:
         operands = self.lhs, self.rhs
         return preparation.smooth_and_rotate(raw, self.operation, *operands, state)
 
+    def restored_rhs(self, prepared: jax.Array) -> jax.Array:
+        """Returns a prepared rhs, rounded since, without smoothing and rotation."""
+        raw, state = self.cfg.fwd, self.states.smoothing
+        operands = self.lhs, self.rhs
+        return preparation.restored_rhs(raw, self.operation, *operands, state, prepared)
+
     def array(self, side: Side) -> Any:
         """Returns the array of one side."""
         return self.lhs if side == "lhs" else self.rhs

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from aqtlite import config
 from aqtlite.operations import Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -48,6 +51,43 @@ def smooth_and_rotate(
         lhs, rhs = smoothing.smooth(raw, lhs, rhs, dims, state)
     tensors = raw.lhs, raw.rhs
     return rotation.rotate(raw.rotation, operation, lhs, rhs, tensors, "fwd")
+
+
+def restored_rhs(
+    raw: config.DotGeneralRaw,
+    operation: Operation,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    state: Any,
+    prepared: jax.Array,
+) -> jax.Array:
+    """Takes the smoothing and the rotation of `smooth_and_rotate` out of a rhs.
+
+    Args:
+        raw: config of the forward contraction.
+        operation: the contraction.
+        lhs: left operand, not prepared.
+        rhs: right operand, not prepared.
+        state: state of a smoothing that gathers statistics.
+        prepared: the right operand, smoothed and rotated, and rounded since.
+
+    Returns:
+        What would be `prepared`, float32 at least.
+    """
+    wide = prepared.astype(jnp.promote_types(prepared.dtype, jnp.float32))
+
+    def rotated(x: jax.Array) -> Any:
+        tensors = raw.lhs, raw.rhs
+        return rotation.rotate(raw.rotation, operation, lhs, x, tensors, "fwd")[1]
+
+    # The inverse of an orthogonal map is its transpose.
+    _, transposed = jax.vjp(rotated, wide)
+    (out,) = transposed(wide)
+    if raw.smoothing is not None:
+        dims = smoothing.dims_of(operation)
+        factor = smoothing.factors(raw.smoothing, lhs, rhs, dims, state).rhs
+        out = out if factor is None else out / factor
+    return out
 
 
 def prepare_gradient(

@@ -48,6 +48,17 @@ def train_step(model, optimizer):
     return loss
 
 
+def test_merged_weights_are_not_rotated():
+    cfg = config.update(RULE.cfg, {"fwd.rotation": config.Hadamard()})
+    model = model_of(Rule(cfg=cfg, adapter=config.Lora(2, 4)))
+    init_state(model, X)
+    for one in (model, convert(model, X)):
+        merged = merge_adapters(one, X)
+        with_merged = Mlp(nnx.Rngs(0))
+        nnx.update(with_merged, nnx.state(merged, nnx.Param))
+        assert relative_error(with_merged(X), one(X)) < 1e-5
+
+
 def test_adapters_of_a_converted_model_train():
     plain = quantize_model(Mlp(nnx.Rngs(0)), RULE.cfg)
     model = convert(model_of(), X)

@@ -9,7 +9,9 @@ import pytest
 import aqtlite
 from aqtlite import Rule, config, numerics
 from aqtlite.flax import (
+    absorb_smoothing,
     adapters_of,
+    calibrate,
     convert,
     merge_adapters,
     quantize_model,
@@ -155,6 +157,23 @@ def test_adapters_have_the_names_of_the_axes_of_their_kernels():
         assert {k: box.names for k, box in entry["adapter"].items()} == wanted
     merged = merge_adapters(model, with_adapters(variables, adapters), x)
     assert merged["params"]["dense"]["kernel"].names == ("layers", "a", "b")
+
+
+def test_smoothed_weights_are_merged_unless_smoothing_is_absorbed():
+    net, x = nn.Sequential([nn.LayerNorm(), nn.Dense(8)]), X[0]
+    smoothing = config.smoothquant().fwd.smoothing
+    cfg = config.update(config.weight_only(bits=8), {"fwd.smoothing": smoothing})
+    model = quantize_model(net, [Rule(cfg=cfg, adapter=config.Lora(2, 4))])
+    variables = calibrate(model, model.init(jax.random.key(0), x), [x])
+    adapters = jax.tree.map(lambda a: a + 0.1, model.init_adapters(variables, x))
+    for base in (variables, convert(model, variables, x)):
+        tuned = with_adapters(base, adapters)
+        merged = merge_adapters(model, tuned, x)
+        out = net.apply({"params": merged["params"]}, x)
+        assert relative_error(out, model.apply(tuned, x)) < 1e-5
+    absorbed = absorb_smoothing(variables, ["layers_1"], into="layers_0")
+    with pytest.raises(ValueError, match="layers_1' cannot be merged: the module"):
+        merge_adapters(model, with_adapters(absorbed, adapters), x)
 
 
 def test_a_tied_embedding_is_not_merged():

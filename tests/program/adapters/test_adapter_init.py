@@ -49,6 +49,16 @@ def test_every_contraction(case, lora, cfg):
     assert relative_error(fn_q(state, params, x)[0], fn(merged, x)) < 1e-5
 
 
+def test_loftq_starts_from_the_rounding_error_of_rotated_weights():
+    cfg = config.update(INT4, {"fwd.rotation": config.Hadamard()})
+    w, x = normal((16, 8), 1), normal((4, 16), 2)
+    errors = []
+    for lora in (config.Lora(4, 3), config.Lora(4, 3, init="loftq")):
+        fn_q = adapted(lambda w, x: x @ w, cfg, lora)
+        errors.append(relative_error(fn_q(fn_q.init_state(w, x), w, x)[0], x @ w))
+    assert errors[1] < 0.7 * errors[0]
+
+
 class Scanned(nn.Module):
     @nn.compact
     def __call__(self, x):

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import aqtlite
-from aqtlite import Rule, config, rules
+from aqtlite import Rule, calibration, config, rules
 from aqtlite.errors import RulesError
 from tests.common import assert_same, normal, quick_jit, relative_error
 
@@ -146,6 +146,49 @@ def layers(params, x):
         return jnp.tanh(x @ w), None
 
     return lax.scan(jax.checkpoint(body), x, params)[0]
+
+
+def rotated(cfg):
+    return config.update(cfg, {"fwd.rotation": config.Hadamard(size=8, fit=True)})
+
+
+SMOOTHED = config.update(
+    INT8,
+    {
+        "fwd.smoothing": config.Smoothing(
+            lhs_calibration=calibration.MaxOverBatches(), po2_scale=False
+        )
+    },
+)
+
+
+@pytest.mark.parametrize("case", CONTRACTIONS)
+def test_a_merged_weight_is_not_rotated(case):
+    fn, shape, shape_of_x = CONTRACTIONS[case]
+    w, x = normal(shape, 1), normal(shape_of_x, 2)
+    fn_q = adapted(fn, rotated(INT8))
+    state = trained(fn_q.init_state(w, x))
+    merged = aqtlite.merge_adapters(fn_q, w, x, state=state)
+    assert relative_error(fn(merged, x), fn_q(state, w, x)[0]) < 1e-5
+    serve, serving = aqtlite.convert_function(fn_q, w, x, state=state)
+    merged = aqtlite.merge_adapters(serve, serving, x)
+    assert relative_error(fn(merged, x), serve(serving, x)) < 1e-5
+
+
+@pytest.mark.parametrize("cfg", [SMOOTHED, rotated(SMOOTHED)])
+def test_a_merged_weight_is_not_smoothed(cfg):
+    w, x = normal((3, 8, 8), 3), X * jnp.array([1, 20, *[1] * 6])
+    fn_q = adapted(layers, cfg)
+    state = fn_q.gather(fn_q.init_state(w, x), w, x)
+    state = {**state, "params": trained(state["params"])}
+    reports = []
+    merged = aqtlite.merge_adapters(fn_q, w, x, state=state, report=reports.append)
+    out = fn_q.evaluate(state, (w, x), {})
+    assert relative_error(layers(merged, x), out) < 1e-5
+    assert all(one.rounding_error < 0.1 for one in reports[0].weights)
+    serve, serving = aqtlite.convert_function(fn_q, w, x, state=state)
+    merged = aqtlite.merge_adapters(serve, serving, x)
+    assert relative_error(layers(merged, x), out) < 1e-5
 
 
 def test_scanned_layers_have_stacked_adapters():
