@@ -188,7 +188,7 @@ def find_scale(
         return calibrated._replace(scale=scale)
     if not how.is_learned:
         return calibrate(x, tensor, axes, path)
-    state_checks.check_given(tensor, state, path)
+    state_checks.check_learned(tensor, state, path, x.ndim)
     return calibrate(x, tensor, axes, path, state)
 
 

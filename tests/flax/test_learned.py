@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import aqtlite
 from aqtlite import calibration, checkpoint, config, numerics
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
+from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.testing import assert_served_equals_trained
 from tests.checkpoint.support import assert_same, save
 from tests.common import normal, quick_jit
@@ -365,3 +367,31 @@ def test_members_of_vmap_do_not_share_learned_scales(in_axes):
         quantize_model(Heads(), LSQ4).init(jax.random.key(0), x)
     of_weights = quantize_model(Heads(), config.lsq_weight_only(4))
     assert of_weights.init_with_output(jax.random.key(0), x)[0].shape == (3, 16, 8)
+
+
+PACT4 = config.update(LSQ4, {"fwd.lhs.calibration": calibration.PACT()})
+
+
+def test_parameters_of_another_calibration_are_refused():
+    """By injected functions, by rules in Linen and NNX, and of functions."""
+    injected = init(dense(), X)
+    by_rules = init(quantize_model(nn.Dense(4), LSQ4), X)
+    w = normal((8, 4))
+    state = aqtlite.quantize_function(jnp.matmul, LSQ4, params=1).init_state(X, w)
+    other = aqtlite.quantize_function(jnp.matmul, PACT4, params=1)
+    model, changed = (
+        aqt_nnx.quantize_model(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), cfg)
+        for cfg in (LSQ4, PACT4)
+    )
+    aqt_nnx.init_state(model, X)
+    nnx.update(changed, nnx.state(model))
+    for call in (
+        lambda: dense(PACT4).apply(injected, X),
+        lambda: quantize_model(nn.Dense(4), PACT4).apply(by_rules, X),
+        lambda: other(state, X, w),
+        lambda: changed(X),
+    ):
+        with pytest.raises(
+            ValueError, match=r"PACT.* learns \['bound'\], and was given"
+        ):
+            call()

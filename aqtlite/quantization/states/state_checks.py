@@ -1,6 +1,7 @@
 """Checks of the states of calibrations that callers give."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -28,6 +29,30 @@ def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
         "pass states= (aqtlite.statistics makes them; in Flax, model.init does), or "
         "use a calibration that looks at the array alone, such as calibration.AbsMax()"
     )
+
+
+def check_learned(tensor: config.Tensor, state: Any, path: str, ndim: int) -> None:
+    """Raises ValueError if the parameters of a learned calibration are of another.
+
+    The arguments are those of `check_statistics`.
+    """
+    check_given(tensor, state, path)
+    wanted = _parameters(tensor.calibration, tensor.grid, ndim)
+    if not isinstance(state, Mapping) or set(state) != wanted:
+        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(
+            f"{path}.calibration={tensor.calibration!r} learns {sorted(wanted)}, and "
+            f"was given {found}, which is of another calibration: make the parameters "
+            "again with this config"
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(how: Calibration, grid: Numerics, ndim: int) -> frozenset[str]:
+    """Names of the parameters of a learned calibration."""
+    x = jax.ShapeDtypeStruct((1,) * ndim, np.float32)
+    axes = tuple(range(ndim))
+    return frozenset(jax.eval_shape(lambda x: how.init_parameters(x, axes, grid), x))
 
 
 def check_statistics(tensor: config.Tensor, state: Any, path: str, ndim: int) -> None:
