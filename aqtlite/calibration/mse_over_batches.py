@@ -141,8 +141,8 @@ def _error(counts: jax.Array, end: jax.Array, step: jax.Array) -> jax.Array:
     edges = histogram.edges(_MANTISSA_BITS).astype(np.float64)
     middles = np.append(0, (edges[:-1] + edges[1:]) / 2).astype(np.float32)
     centers = jnp.asarray(middles).reshape(-1, *[1] * end.ndim)
-    beyond = jnp.maximum(centers - end, 0)
-    errors = jnp.where(beyond > 0, jnp.square(beyond), jnp.square(step) / 12)
+    beyond = jnp.maximum(centers - end[None], 0)
+    errors = jnp.where(beyond > 0, jnp.square(beyond), jnp.square(step)[None] / 12)
     # Zeros have no error: zero is on the grid.
     counted = counts.astype(jnp.float32).at[0].set(0)
     return jnp.sum(jnp.where(counted > 0, counted * errors, 0), axis=0)

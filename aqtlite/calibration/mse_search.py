@@ -49,7 +49,7 @@ def best_fraction(errors: jax.Array, fractions: jax.Array) -> jax.Array:
     explicit sharding.
     """
     shape = fractions.shape + (1,) * (errors.ndim - 1)
-    is_least = errors == errors.min(axis=0)
+    is_least = errors == errors.min(axis=0, keepdims=True)
     return jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
 
 

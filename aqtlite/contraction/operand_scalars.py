@@ -164,16 +164,17 @@ def _reduced(
     )
     sums = scaled * scaled, error * error, *(x.astype(jnp.float32) for x in counted)
     extremes = magnitudes, magnitudes * inverse
+    added = len(sums)  # JAX keeps `combined`, which is to hold no arrays.
 
     def combined(left: _Arrays, right: _Arrays) -> _Arrays:
         pairs = list(zip(left, right, strict=True))
-        added = (a + b for a, b in pairs[: len(sums)])
-        return *added, *(jnp.maximum(a, b) for a, b in pairs[len(sums) :])
+        totals = (a + b for a, b in pairs[:added])
+        return *totals, *(jnp.maximum(a, b) for a, b in pairs[added:])
 
     arrays = *sums, *extremes
     start = (np.float32(0),) * len(arrays)
     found = jax.lax.reduce(arrays, start, combined, range(given.ndim))
-    return tuple(found[: len(sums)]), tuple(found[len(sums) :])
+    return tuple(found[:added]), tuple(found[added:])
 
 
 def _reached(

@@ -125,7 +125,7 @@ class NormalFloat(base.Numerics):
         code = jnp.zeros(scaled.shape, jnp.int32)
         if not self.stochastic_rounding:
             for threshold in _THRESHOLDS:
-                code += scaled > threshold
+                code += (scaled > threshold).astype(jnp.int32)
             return code.astype(self.storage_dtype)
         # The clip also keeps a compiler from contracting the differences below with the
         # product that made `scaled` to an FMA.
@@ -135,9 +135,10 @@ class NormalFloat(base.Numerics):
             # From the neighbour nearer to zero, where floats are finer.
             factor = _draws_per_unit(low, high)
             if low >= 0:
-                code += draw < (clipped - np.float32(low)) * factor
+                is_above = draw < (clipped - np.float32(low)) * factor
             else:
-                code += ~(draw < (np.float32(high) - clipped) * factor)
+                is_above = ~(draw < (np.float32(high) - clipped) * factor)
+            code += is_above.astype(jnp.int32)
         return code.astype(self.storage_dtype)
 
     def decode(self, stored: jax.Array) -> jax.Array:

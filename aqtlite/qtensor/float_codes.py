@@ -37,7 +37,7 @@ def encode(stored: jax.Array, grid: Float) -> jax.Array:
     magnitude = jnp.abs(floats)
     code = jnp.zeros(stored.shape, jnp.uint8)
     for value in grid.magnitudes[1:]:
-        code += magnitude >= np.float32(value)
+        code += (magnitude >= np.float32(value)).astype(jnp.uint8)
     sign = lax.bitcast_convert_type(floats, jnp.uint32) >> 31
     return (code + sign.astype(jnp.uint8) * np.uint8(_MAGNITUDES)).astype(jnp.uint4)
 

@@ -68,7 +68,7 @@ def group_of_rows(sizes: jax.Array, rows: int) -> jax.Array:
     """
     ends = ends_of_groups(sizes, rows)
     row = jnp.arange(rows, dtype=jnp.int32)
-    return jnp.sum(row[:, None] >= ends, axis=1, dtype=jnp.int32)
+    return jnp.sum(row[:, None] >= ends[None], axis=1, dtype=jnp.int32)
 
 
 def laid_out(

@@ -274,8 +274,12 @@ class LinenModel(Model):
     ) -> tracing.Traced:
         """Traces a call that also returns the arrays that a recorder stores."""
         apply, arguments = self._call(call, variables)
-        with recording.recorded_by(recorder):
-            return flax_models.trace(apply, arguments)
+
+        def recorded(*args: Any) -> Any:
+            with recording.recorded_by(recorder):
+                return apply(*args)
+
+        return flax_models.trace(recorded, arguments)
 
     def _program(self, traced: tracing.Traced) -> Program | None:
         """Returns the program that rules make of a traced call; None without rules."""

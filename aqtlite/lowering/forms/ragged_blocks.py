@@ -51,7 +51,7 @@ def row_products(
         return jnp.stack(each)
     rows, groups = x.shape[1], w.shape[0]
     group = ragged_axes.group_of_rows(sizes, rows)
-    is_own = group == jnp.arange(groups, dtype=jnp.int32)[:, None]
+    is_own = group[None] == jnp.arange(groups, dtype=jnp.int32)[:, None]
     masked = jnp.where(is_own[:, :, None], jnp.expand_dims(x, 1), 0)
     dims = ((1, 3), (0, contracted)), ((), ())
     return plain.dot(masked, w, dims)
@@ -76,7 +76,7 @@ def group_sums(
     if target is not None and target.platform != "cpu":
         return _native_group_sums(a, b, sizes)
     group = ragged_axes.group_of_rows(sizes, a.shape[0])
-    is_own = group[:, None] == jnp.arange(sizes.shape[0], dtype=jnp.int32)
+    is_own = group[:, None] == jnp.arange(sizes.shape[0], dtype=jnp.int32)[None]
     masked = jnp.where(is_own[:, :, None], jnp.expand_dims(a, 1), 0)
     b = jnp.where((group < sizes.shape[0])[:, None], b, 0)
     return plain.dot(masked, b, (((0,), (0,)), ((), ())))
