@@ -275,12 +275,12 @@ def rounded(program: Program, weight: Weight, w: jax.Array) -> jax.Array:
     if not weight.one.cfg.fwd.rhs.is_quantized:
         return w
 
-    def rounded(call: Contraction, w: jax.Array) -> jax.Array:
+    def of_call(call: Contraction, w: jax.Array) -> jax.Array:
         found = double_scales.decoded(call.weight_outputs("rhs").qtensor)
         wide = dataclasses.replace(found, dtype=jnp.dtype(jnp.float32))
         return call.restored_rhs(wide.dequant()).astype(w.dtype)
 
-    return _of_contraction(program, weight, rounded, w)
+    return _of_contraction(program, weight, of_call, w)
 
 
 def _of_contraction(
