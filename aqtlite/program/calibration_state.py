@@ -56,26 +56,32 @@ def with_gradient_statistics(state: State, gradient: State) -> dict[str, Any]:
     return {**state, OF_GRADIENTS: gradient[OF_GRADIENTS]}
 
 
-def initializing(planned: Plan) -> dict[Location, Replacement]:
+def initializing(
+    planned: Plan, adapters: Mapping[Location, Any]
+) -> dict[Location, Replacement]:
     """Returns replacements that evaluate contractions and leave their initial states.
 
-    If there are learned scales, all contractions are quantized: these scales start from
-    the operands seen in training. Initial statistics do not depend on values.
+    If there are learned scales, all contractions are quantized and have their adapters:
+    these scales start from the operands seen in training. Initial statistics do not
+    depend on values.
 
     Args:
         planned: plan of the program.
+        adapters: initial parameters of adapters, by contraction.
 
     Returns:
         Replacements by location.
     """
-    ones = planned.operations()
+    ones = planned.every_replaced()
     are_learned = any(PARAMETERS in collections_of(one.cfg) for one in ones)
     made = {}
     for one in ones:
+        location = one.site.location
+        given = States(adapter=adapters.get(location, ()))
         if isinstance(one, PlannedContraction) and collections_of(one.cfg):
-            made[one.site.location] = _leaving_first_states(one, are_learned)
+            made[location] = _leaving_first_states(one, given, are_learned)
         elif are_learned:
-            made[one.site.location] = one.replacement(States())
+            made[location] = one.replacement(given)
     return made
 
 
@@ -90,13 +96,14 @@ def init(
         adapters: initial parameters of adapters, by contraction.
     """
 
-    replacements = initializing(program.plan)
-
-    def run(values: Sequence[Any]) -> Aux:
+    def run(values: Sequence[Any], parameters: Sequence[Any]) -> Aux:
+        given = dict(zip(adapters, parameters, strict=True))
+        replacements = initializing(program.plan, given)
         return program.with_replaced(values, replacements)[1]
 
-    has_calibrations = any(one.has_aux for one in replacements.values())
-    aux = jax.jit(run)(values) if has_calibrations else {}
+    ones = program.plan.replaced()
+    has_calibrations = any(collections_of(one.cfg) for one in ones)
+    aux = jax.jit(run)(values, [*adapters.values()]) if has_calibrations else {}
     return left(program.plan, aux, adapters)
 
 
@@ -133,10 +140,11 @@ def left(planned: Plan, aux: Aux, adapters: Mapping[Location, Any] = _NONE) -> L
                 yield one, collection, found
 
 
-def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replacement:
+def _leaving_first_states(
+    one: PlannedContraction, given: States, is_quantized: bool
+) -> Replacement:
     def function(values: Sequence[Any], given: States) -> tuple[Sequence[Any], States]:
-        del given
-        first = _first_states(one, values)
+        first = _first_states(one, values)._replace(adapter=given.adapter)
         if not is_quantized:
             return one.in_float(values), first
         now = first
@@ -144,9 +152,8 @@ def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replac
             now = states_after(one, values, first)
         return one.contract(one.cfg, one.in_order(values), now), first
 
-    return Replacement(
-        function, states_of_zeros(one), has_aux=True, per_step=one.site.per_step
-    )
+    states = states_of_zeros(one)._replace(adapter=given.adapter)
+    return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 
 def _first_states(one: PlannedContraction, values: Sequence[Any]) -> States:

@@ -219,7 +219,7 @@ def init_state(
         frozen_by_module(collection_of(quantized)),
         guards.NNX,
     )
-    values = program.traced.values((arguments, {}))
+    values = started.beside(program.traced.values((arguments, {})))
     state = calibration_state.first(program, values, started.adapters)
     if started.changed and not quantized.aqt.learned:
         for i, x in started.changed.items():

@@ -24,6 +24,10 @@ class Started(NamedTuple):
     changed: dict[int, jax.Array]
     """Inputs of the program that keep the rest of a weight (PiSSA), by index."""
 
+    def beside(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the inputs of the program beside which the adapters start."""
+        return [self.changed.get(i, x) for i, x in enumerate(values)]
+
 
 def start(
     program: Program, values: Sequence[Any], frozen: Entries, converter: str

@@ -48,5 +48,6 @@ def with_initial_adapters(
     started = adapter_init.start(program, values, {}, guards.FUNCTION)
     for i, x in started.changed.items():
         leaves[program.traced.leaves[i]] = x
-    state = calibration_state.first(program, values, started.adapters)
+    rest = started.beside(values)
+    state = calibration_state.first(program, rest, started.adapters)
     return jax.tree.unflatten(treedef, leaves), state

@@ -59,6 +59,16 @@ def test_merged_weights_are_not_rotated():
         assert relative_error(with_merged(X), one(X)) < 1e-5
 
 
+def test_adapters_beside_learned_scales():
+    plain = quantize_model(Mlp(nnx.Rngs(0)), config.lsq(8))
+    model = model_of(Rule(cfg=config.lsq(8), adapter=config.Lora(2, 4)))
+    for one in (plain, model):
+        init_state(one, X)
+    np.testing.assert_array_equal(model(X), plain(X))
+    serving = convert(model, X)
+    np.testing.assert_array_equal(run(serving), run(model))
+
+
 def test_adapters_of_a_converted_model_train():
     plain = quantize_model(Mlp(nnx.Rngs(0)), RULE.cfg)
     model = convert(model_of(), X)

@@ -176,6 +176,16 @@ def test_smoothed_weights_are_merged_unless_smoothing_is_absorbed():
         merge_adapters(model, with_adapters(absorbed, adapters), x)
 
 
+def test_adapters_beside_learned_scales():
+    outs, net = [], nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(4)])
+    for adapter in (None, config.Lora(2, 4)):
+        model = quantize_model(net, [Rule(cfg=config.lsq(8), adapter=adapter)])
+        variables = quick_jit(model.init)(jax.random.key(0), X)
+        outs.append(quick_jit(model.apply)(variables, X))
+    assert "lora_a" in str(jax.tree.structure(variables))
+    np.testing.assert_array_equal(*outs)
+
+
 def test_a_tied_embedding_is_not_merged():
     """The lookup has no adapter, and would read that of the logits."""
 

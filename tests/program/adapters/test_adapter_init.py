@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import lax
 
 import aqtlite
 from aqtlite import Rule, config
@@ -57,6 +58,30 @@ def test_loftq_starts_from_the_rounding_error_of_rotated_weights():
         fn_q = adapted(lambda w, x: x @ w, cfg, lora)
         errors.append(relative_error(fn_q(fn_q.init_state(w, x), w, x)[0], x @ w))
     assert errors[1] < 0.7 * errors[0]
+
+
+@pytest.mark.parametrize("cfg", [None, config.lsq(8)], ids=["float", "learned"])
+def test_learned_scales_start_from_what_adapters_leave(cfg):
+    """Those of a layer behind adapters, which PiSSA takes out of the weight."""
+    params, x = (normal((8, 16), 1), normal((3, 16, 16), 2)), normal((4, 8))
+
+    def layers(params, x):
+        first, others = params
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x @ first, others)[0]
+
+    def state_of(*loras):
+        first = Rule(path="0", cfg=cfg, adapter=loras[0])
+        rules = [first, Rule(path="1", cfg=config.lsq(8), adapter=loras[1])]
+        fn_q = aqtlite.quantize_function(layers, rules, params=0)
+        _, state = aqtlite.with_initial_adapters(fn_q, params, x)
+        return state["params"]["1"]
+
+    wanted = state_of(None, None)
+    pissa = config.Lora(2, 4, init="pissa" if cfg is None else "zero")
+    got = state_of(pissa, config.Lora(2, 4))
+    assert got["lhs"]["step"].shape[0] == 3
+    for side in ("lhs", "rhs"):
+        assert relative_error(got[side]["step"], wanted[side]["step"]) < 1e-5
 
 
 class Scanned(nn.Module):
