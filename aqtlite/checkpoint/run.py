@@ -1,10 +1,12 @@
 """Execution of a job: staging, writing, publishing."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
 import shutil
 import time
+from collections.abc import Iterator
 
 import rich.console
 from absl import logging
@@ -36,10 +38,8 @@ def check(job: Job, source: Reader, target: pathlib.Path) -> Writer:
     writer = writer_for(target)
     check_tree(job.manifest.arrays, str(source.path))
     writer.check({name: one.on_disk for name, one in job.manifest.arrays.items()})
-    try:
+    with _naming(target):
         replacement.check_place(source.path, target)
-    except OSError as error:
-        raise _unwritable(target, error) from error
     return writer
 
 
@@ -61,13 +61,15 @@ def run(
     """Runs a job; arguments as for `convert_checkpoint`."""
     writer, key = check(job, source, target), _key(job, source)
     start = time.perf_counter()
-    try:
+    with _naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = staging_lib.Staging(target.parent / f".{target.name}.converting")
-    except OSError as error:
-        raise _unwritable(target, error) from error
     try:
-        _claim(key, job, target, staging, overwrite)
+        with _naming(target):
+            replacement.recover(target, staging.folder)
+            replacement.check_existing(target, overwrite)
+            _check_space(job, target)
+            staging.claim(key)
         done = _write(job, source, target, writer, staging, allow_nonfinite, console)
     finally:
         staging.close()
@@ -78,23 +80,6 @@ def run(
     report = report_of(done, seconds, size_of(target), quantized)
     logging.info("converted %s to %s: %s", source.path, target, summary(report))
     return report
-
-
-def _claim(
-    key: str,
-    job: Job,
-    target: pathlib.Path,
-    staging: staging_lib.Staging,
-    overwrite: bool,
-) -> None:
-    """Checks the target's path and disk, and claims the staging folder."""
-    try:
-        replacement.recover(target, staging.folder)
-        replacement.check_existing(target, overwrite)
-        _check_space(job, target)
-        staging.claim(key)
-    except OSError as error:
-        raise _unwritable(target, error) from error
 
 
 def _write(
@@ -153,8 +138,13 @@ def _write(
     return manifest()
 
 
-def _unwritable(target: pathlib.Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{target} cannot be written: {error}")
+@contextlib.contextmanager
+def _naming(target: pathlib.Path) -> Iterator[None]:
+    """Names the target in errors of the file system."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error}") from error
 
 
 def _key(job: Job, source: Reader) -> str:

@@ -77,11 +77,11 @@ def initializing(
     made = {}
     for one in ones:
         location = one.site.location
-        given = States(adapter=adapters.get(location, ()))
+        adapter = adapters.get(location, ())
         if isinstance(one, PlannedContraction) and collections_of(one.cfg):
-            made[location] = _leaving_first_states(one, given, are_learned)
+            made[location] = _leaving_first_states(one, adapter, are_learned)
         elif are_learned:
-            made[location] = one.replacement(given)
+            made[location] = one.replacement(States(adapter=adapter))
     return made
 
 
@@ -141,7 +141,7 @@ def left(planned: Plan, aux: Aux, adapters: Mapping[Location, Any] = _NONE) -> L
 
 
 def _leaving_first_states(
-    one: PlannedContraction, given: States, is_quantized: bool
+    one: PlannedContraction, adapter: Any, is_quantized: bool
 ) -> Replacement:
     def function(values: Sequence[Any], given: States) -> tuple[Sequence[Any], States]:
         first = _first_states(one, values)._replace(adapter=given.adapter)
@@ -152,7 +152,7 @@ def _leaving_first_states(
             now = states_after(one, values, first)
         return one.contract(one.cfg, one.in_order(values), now), first
 
-    states = states_of_zeros(one)._replace(adapter=given.adapter)
+    states = states_of_zeros(one)._replace(adapter=adapter)
     return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 

@@ -247,7 +247,7 @@ def _measured(
     relative = size / max(float(jnp.linalg.norm(base)), _TINY)
     if not one.cfg.fwd.rhs.is_quantized:
         return MergedWeight(one.path, relative, None)
-    error = float(jnp.linalg.norm(rounded(program, weight, wanted) - wanted))
+    error = float(jnp.linalg.norm(_rounded(program, weight, wanted) - wanted))
     return MergedWeight(one.path, relative, error / size if size else 0.0)
 
 
@@ -260,27 +260,23 @@ def base_of(program: Program, weight: Weight, w: jax.Array) -> jax.Array:
         w: its value, if it is not frozen.
     """
     if weight.frozen is None:
-        return rounded(program, weight, w)
-    wide = dataclasses.replace(weight.frozen, dtype=jnp.dtype(jnp.float32))
-
-    def restored(call: Contraction, prepared: jax.Array) -> jax.Array:
-        return call.restored_rhs(prepared)
-
-    found = _of_contraction(program, weight, restored, wide.dequant())
+        return _rounded(program, weight, w)
+    wide = dataclasses.replace(weight.frozen, dtype=jnp.dtype(jnp.float32)).dequant()
+    found = _of_contraction(program, weight, Contraction.restored_rhs, wide)
     return found.astype(weight.frozen.dtype)
 
 
-def rounded(program: Program, weight: Weight, w: jax.Array) -> jax.Array:
+def _rounded(program: Program, weight: Weight, w: jax.Array) -> jax.Array:
     """Returns a weight rounded as the rule's config rounds it."""
     if not weight.one.cfg.fwd.rhs.is_quantized:
         return w
 
-    def of_call(call: Contraction, w: jax.Array) -> jax.Array:
+    def rounded(call: Contraction, w: jax.Array) -> jax.Array:
         found = double_scales.decoded(call.weight_outputs("rhs").qtensor)
         wide = dataclasses.replace(found, dtype=jnp.dtype(jnp.float32))
         return call.restored_rhs(wide.dequant()).astype(w.dtype)
 
-    return _of_contraction(program, weight, of_call, w)
+    return _of_contraction(program, weight, rounded, w)
 
 
 def _of_contraction(

@@ -205,11 +205,11 @@ def _brief(rules: Any) -> str:
 
 def _are_of_qwix(rules: Any) -> bool:
     """Whether a wrong argument looks like rules, or a provider, of Qwix."""
-    several = isinstance(rules, Sequence) and not isinstance(rules, str)
+    ones = rules if isinstance(rules, Sequence) else [rules]
     return any(
         type(rule).__module__.startswith("qwix.")
         or (isinstance(rule, Mapping) and {"module_path", "weight_qtype"} & {*rule})
-        for rule in (rules if several else [rules])
+        for rule in ones
     )
 
 

@@ -98,12 +98,12 @@ def check_calibration(
         )
 
 
-Sizes = tuple[int | None, ...]
+_Sizes = tuple[int | None, ...]
 """The shape of an array of a state; None along the axes of the scale."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _form(how: Calibration, grid: Numerics, ndim: int) -> tuple[Any, list[Sizes]]:
+def _form(how: Calibration, grid: Numerics, ndim: int) -> tuple[Any, list[_Sizes]]:
     """Structure of the state of a calibration, and the sizes of its arrays.
 
     Scales of two sizes tell the axes of the scale from those of the calibration's own,
@@ -121,7 +121,7 @@ def _form(how: Calibration, grid: Numerics, ndim: int) -> tuple[Any, list[Sizes]
     return structure, sizes
 
 
-def _fits(leaf: Any, sizes: Sizes) -> bool:
+def _fits(leaf: Any, sizes: _Sizes) -> bool:
     found = np.shape(leaf)
     return len(found) == len(sizes) and all(
         n is None or n == m for n, m in zip(sizes, found, strict=True)
