@@ -29,6 +29,7 @@ from aqtlite.operations.inputs import Matrices
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import quantizer
 from aqtlite.quantization.preparation import sparsity
+from aqtlite.quantization.states import state_checks
 from aqtlite.quantization.states.second_moment import SecondMoment
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
@@ -166,6 +167,7 @@ def _moment(
             f"{(groups, inputs, inputs)} for weights of shape {tuple(shape)}, and was "
             f"given one of {state.moment.shape}: gather statistics with this model"
         )
+    state_checks.check_float32(state, "fwd.rhs.rounding")
     is_known = counting.is_of_batches(state.batches)
     return jnp.where(is_known, state.moment, jnp.float32(jnp.nan))
 

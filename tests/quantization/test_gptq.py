@@ -231,6 +231,15 @@ def test_moments_that_are_not_finite_are_an_error():
         statistics_uses.check_gathered({"head": {"moment": one}}, "gather some")
 
 
+def test_a_moment_that_was_cast_is_refused():
+    cfg, x, w = config_of(GRIDS["int4"]), correlated(100, 24), weights(24, 8)
+    fn_q = aqtlite.quantize_function(matmul, cfg, params=0)
+    _, state = fn_q(fn_q.init_state(w, x), w, x)
+    cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state)
+    with pytest.raises(TypeError, match=r"fwd\.rhs\.rounding was .*s of bfloat16, wh"):
+        aqtlite.convert_function(fn_q, w, x, state=cast)
+
+
 def test_inputs_of_zeros_round_to_nearest_and_say_so(caplog):
     x, w, reports = jnp.zeros((100, 24)), weights(24, 8), []
     cfg = config_of(GRIDS["int4"])

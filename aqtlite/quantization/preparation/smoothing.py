@@ -348,7 +348,7 @@ def _check_given(cfg: config.Smoothing, state: Any) -> None:
 
     Raises:
         ValueError: if there is no state.
-        TypeError: if the state is not `SmoothingStatistics`.
+        TypeError: if the state is not `SmoothingStatistics`, or was cast.
     """
     if not jax.tree.leaves(state):
         raise ValueError(
@@ -361,6 +361,8 @@ def _check_given(cfg: config.Smoothing, state: Any) -> None:
             f"fwd.smoothing takes SmoothingStatistics, got {type(state).__name__}: "
             "aqtlite.restored_statistics makes them of what a checkpoint holds"
         )
+    known = state.batches, state.lhs_factor, state.absorbed
+    state_checks.check_float32(known, "fwd.smoothing")
 
 
 def _ready(

@@ -80,7 +80,10 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
             "float32: cast the parameters, not the collection "
             "'_overwrite_with_gradient'"
         )
-    state_checks.check_statistics(tensor, state, path, gradient.ndim)
+    name = f"{path}.calibration"
+    state_checks.check_form(
+        tensor.calibration, tensor.grid, state.state, name, gradient.ndim
+    )
     is_whole = _is_whole(state)
     if not isinstance(is_whole, jax.core.Tracer) and not is_whole.all():
         raise ValueError(

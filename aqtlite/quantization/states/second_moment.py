@@ -14,6 +14,7 @@ from aqtlite.calibration import counting
 from aqtlite.lowering import exact
 from aqtlite.operations import Operation, inputs
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.states import state_checks
 from aqtlite.shapes.sharding import replicated
 
 
@@ -61,9 +62,14 @@ def update(
         rhs: weights; with a `QTensor`, frozen weights, the state is unchanged.
         mask: bool of the shape of lhs, True for elements that count; None for all. A
             batch with none changes nothing.
+
+    Raises:
+        ValueError: if the batches before had another shape.
+        TypeError: if the state was cast.
     """
     if isinstance(rhs, QTensor) or not isinstance(state, SecondMoment):
         return state
+    state_checks.check_float32(state, "fwd.rhs.rounding")
     if isinstance(lhs, QTensor):
         lhs = lhs.dequant()
     fixed = exact.float32(jax.lax.stop_gradient(lhs))

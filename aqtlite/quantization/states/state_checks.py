@@ -65,7 +65,7 @@ def check_statistics(tensor: config.Tensor, state: Any, path: str, ndim: int) ->
         ndim: rank of the operand.
 
     Raises:
-        TypeError: if it is not `calibration.Statistics`.
+        TypeError: if it is not `calibration.Statistics`, or was cast.
         ValueError: if it is of another calibration, or for another grid.
     """
     if not isinstance(state, Statistics):
@@ -75,12 +75,13 @@ def check_statistics(tensor: config.Tensor, state: Any, path: str, ndim: int) ->
         )
     name = f"{path}.calibration"
     check_calibration(tensor.calibration, tensor.grid, state.state, name, ndim)
+    check_float32(state.batches, name)
 
 
 def check_calibration(
     how: Calibration, grid: Numerics, state: Any, name: str, ndim: int
 ) -> None:
-    """Raises ValueError if a state is of another calibration, or for another grid.
+    """Checks that a state is one of a calibration for a grid.
 
     Args:
         how: calibration that gathers statistics.
@@ -88,8 +89,42 @@ def check_calibration(
         state: `Statistics.state`.
         name: path of the calibration in its config, for the message.
         ndim: rank of the array.
+
+    Raises:
+        ValueError: if it is of another calibration, or for another grid.
+        TypeError: if it was cast.
     """
-    wanted, sizes = _form(how, grid, ndim)
+    check_form(how, grid, state, name, ndim)
+    _, _, dtypes = _form(how, grid, ndim)
+    for leaf, dtype in zip(jax.tree.leaves(state), dtypes, strict=True):
+        _check_dtype(leaf, dtype, name)
+
+
+def check_float32(tree: Any, name: str) -> None:
+    """Raises TypeError if float32 statistics were cast; `name` is for the message."""
+    for leaf in jax.tree.leaves(tree):
+        _check_dtype(leaf, np.dtype("float32"), name)
+
+
+def _check_dtype(leaf: Any, wanted: np.dtype, name: str) -> None:
+    found = getattr(leaf, "dtype", wanted)
+    if found != wanted:
+        raise TypeError(
+            f"{name} was given statistics of {found}, which have to be {wanted}: cast "
+            "and average the parameters, not the collection 'aqt_stats'. Statistics of "
+            "other batches are added by aqtlite.flax.merge_statistics, or "
+            "aqtlite.statistics.merge_states"
+        )
+
+
+def check_form(
+    how: Calibration, grid: Numerics, state: Any, name: str, ndim: int
+) -> None:
+    """Raises ValueError if a state is of another calibration, or for another grid.
+
+    The arguments are those of `check_calibration`.
+    """
+    wanted, sizes, _ = _form(how, grid, ndim)
     leaves, structure = jax.tree.flatten(state)
     if structure != wanted or not all(map(_fits, leaves, sizes)):
         raise ValueError(
@@ -103,8 +138,10 @@ _Sizes = tuple[int | None, ...]
 
 
 @functools.lru_cache(maxsize=1024)
-def _form(how: Calibration, grid: Numerics, ndim: int) -> tuple[Any, list[_Sizes]]:
-    """Structure of the state of a calibration, and the sizes of its arrays.
+def _form(
+    how: Calibration, grid: Numerics, ndim: int
+) -> tuple[Any, list[_Sizes], list[np.dtype]]:
+    """Structure of the state of a calibration, and sizes and dtypes of its arrays.
 
     Scales of two sizes tell the axes of the scale from those of the calibration's own,
     such as the number of batches in a history.
@@ -118,7 +155,7 @@ def _form(how: Calibration, grid: Numerics, ndim: int) -> tuple[Any, list[_Sizes
         tuple(n if n == m else None for n, m in zip(x.shape, y.shape, strict=True))
         for x, y in zip(leaves, jax.tree.leaves(two), strict=True)
     ]
-    return structure, sizes
+    return structure, sizes, [x.dtype for x in leaves]
 
 
 def _fits(leaf: Any, sizes: _Sizes) -> bool:

@@ -154,6 +154,53 @@ def test_of_another_calibration(before, now):
             use()
 
 
+CAST = {
+    "max": config.static_int8("max"),
+    "mean": static(calibration.MeanOverBatches()),
+    "average": static(calibration.MovingAverage()),
+    "histogram": config.static_int8("percentile"),
+    "affine": config.static_int8("mse", affine=True),
+    "affine percentile": config.static_int8("percentile", affine=True),
+    "history": config.fp8(delayed=True),
+    "smoothing": config.smoothquant(0.5),
+    "moment": config.gptq(4, 8),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("cfg", CAST.values(), ids=CAST)
+def test_that_were_cast_are_refused(cfg, dtype):
+    """A bfloat16 counts to 256: a mean over more batches would grow without bound."""
+    states = statistics.init_states(cfg, X, W, MATMUL)
+    states = statistics.update_states(cfg, states, X, W, MATMUL)
+    gathered = {"lhs", "smoothing", "moment"}
+    cast = states._replace(
+        **{
+            field: jax.tree.map(lambda leaf: leaf.astype(dtype), value)
+            for field, value in states._asdict().items()
+            if field in gathered
+        }
+    )
+    message = rf"fwd\.\S* was given statistics of {dtype}, which have to be \w+32: cast"
+    with pytest.raises(TypeError, match=message):
+        statistics.update_states(cfg, cast, X, W, MATMUL)
+    if cfg.fwd.rhs.rounding is None:
+        with pytest.raises(TypeError, match=message):
+            aqtlite.make_dot_general(cfg)(X, W, MATMUL, states=cast)
+
+
+def test_averaged_counts_are_refused():
+    """A float32 counts to 2^24, exactly."""
+    cfg = static(calibration.PercentileOverBatches())
+    states = statistics.init_states(cfg, X, W, MATMUL)
+    one, other = (
+        statistics.update_states(cfg, states, x, W, MATMUL) for x in (X, 2 * X)
+    )
+    mean = jax.tree.map(lambda x, y: (x + y) / 2, one, other)
+    with pytest.raises(TypeError, match="of float32, which have to be uint32"):
+        aqtlite.make_dot_general(cfg)(X, W, MATMUL, states=mean)
+
+
 def test_not_of_the_saved_operand():
     with pytest.raises(ValueError, match=r"drhs\.rhs\.calibration=.*only fwd"):
         config.DotGeneral(drhs=config.DotGeneralRaw(rhs=TENSOR))
