@@ -51,10 +51,10 @@ class PercentileOverBatches(base.Calibration):
         return True
 
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
-        counts = histogram.empty(shape, self.mantissa_bits)
-        if grid.zero_point_range is None:
-            return {"counts": counts}
-        return {"above": counts, "below": counts}
+        symmetric = grid.zero_point_range is None
+        sides = ("counts",) if symmetric else ("above", "below")
+        # An array for each: the same one could not be donated for both.
+        return {side: histogram.empty(shape, self.mantissa_bits) for side in sides}
 
     def update(
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics

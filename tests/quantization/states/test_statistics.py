@@ -201,6 +201,16 @@ def test_averaged_counts_are_refused():
         aqtlite.make_dot_general(cfg)(X, W, MATMUL, states=mean)
 
 
+@pytest.mark.parametrize("cfg", CAST.values(), ids=CAST)
+def test_initial_states_can_be_donated(cfg):
+    states = statistics.init_states(cfg, X, W, MATMUL)
+    donating = jax.jit(
+        lambda states: statistics.update_states(cfg, states, X, W, MATMUL),
+        donate_argnums=0,
+    )
+    assert jax.tree.structure(donating(states)) == jax.tree.structure(states)
+
+
 def test_not_of_the_saved_operand():
     with pytest.raises(ValueError, match=r"drhs\.rhs\.calibration=.*only fwd"):
         config.DotGeneral(drhs=config.DotGeneralRaw(rhs=TENSOR))
