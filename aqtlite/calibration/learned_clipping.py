@@ -37,7 +37,7 @@ class LearnedClipping(base.Calibration):
         TypeError: if `of` is not a calibration, or `initial` not a number.
         ValueError: if `of` gathers statistics or is learned itself, or `initial` is
             not positive and finite in float32; in a contraction, if the grid has a zero
-            point.
+            point, or the parameters are those of another granularity.
     """
 
     of: base.Calibration = AbsMax()
@@ -78,7 +78,15 @@ class LearnedClipping(base.Calibration):
                 f"LearnedClipping is for symmetric grids, and of={self.of!r} gives a "
                 "smallest value as well; learn the range with calibration.LSQPlus()"
             )
-        return base.Range(found.high * learned.magnitude(state["factor"]))
+        factor = learned.magnitude(state["factor"])
+        if factor.shape != found.high.shape:
+            raise ValueError(
+                f"LearnedClipping was given factors of shape {factor.shape}, and "
+                f"of={self.of!r} finds bounds of shape {found.high.shape}: they were "
+                "made with another calib_shared_axes or other blocks. Make the "
+                "parameters again with this config"
+            )
+        return base.Range(found.high * factor)
 
     def gradient_mask(
         self, parameters: base.Parameters, values: base.Quantized, grid: Numerics

@@ -27,6 +27,16 @@ def check_range(
             f"{found!r}"
         )
     wanted = dn.shared_shape(shape, shared)
+    shapes = {tuple(np.shape(x)) for x in found if x is not None}
+    if _has_state(tensor_config) and shapes != {tuple(wanted)}:
+        given = " and ".join(map(str, sorted(shapes)))
+        what = "parameters" if tensor_config.is_learned else "statistics"
+        raise ValueError(
+            f"{path}.calibration={tensor_config.calibration!r} was given {what} for "
+            f"scales of shape {given}, and this config has scales of shape "
+            f"{tuple(wanted)} for this operand: {path}.calib_shared_axes, {path}.blocks"
+            " or the operand's shape was another one. Make them again"
+        )
     check_array(found.high, where, wanted, np.dtype("float32"))
     if found.low is not None:
         check_array(found.low, where, wanted, np.dtype("float32"))
@@ -39,9 +49,12 @@ def check_array(x: Any, where: str, shape: tuple[int, ...], dtype: np.dtype) -> 
         raise TypeError(f"{where} must return {dtype.name}, got {kind}")
     if tuple(x.shape) != tuple(shape):
         raise ValueError(
-            f"{where} must return an array of shape {tuple(shape)}, got {x.shape}; for "
-            "statistics, another batch may have had another shape"
+            f"{where} must return an array of shape {tuple(shape)}, got {x.shape}"
         )
+
+
+def _has_state(tensor: config.Tensor) -> bool:
+    return tensor.is_learned or tensor.gathers_statistics
 
 
 _ARRAY_PROTOCOLS = ("__jax_array__", "__array__", "__array_interface__")

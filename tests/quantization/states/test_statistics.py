@@ -154,6 +154,42 @@ def test_of_another_calibration(before, now):
             use()
 
 
+LEARNED = {
+    "LSQ": calibration.LSQ(),
+    "PACT": calibration.PACT(),
+    "LearnedClipping": calibration.LearnedClipping(),
+}
+SIZES = {
+    "channels": {},
+    "tensor": {"calib_shared_axes": "per_tensor"},
+    "blocks": {"blocks": config.Blocks(size=4)},
+}
+
+
+@pytest.mark.parametrize("now", SIZES)
+@pytest.mark.parametrize("before", SIZES)
+@pytest.mark.parametrize("how", LEARNED.values(), ids=LEARNED)
+def test_parameters_of_another_granularity(how, before, now):
+    """As when a run goes on with another config."""
+    first, second = (
+        config.update(
+            config.weight_only(4),
+            {f"fwd.rhs.{field}": value for field, value in fields.items()},
+        )
+        for fields in (
+            {"calibration": how, **SIZES[before]},
+            {"calibration": how, **SIZES[now]},
+        )
+    )
+    states = statistics.init_states(first, X, W, MATMUL)
+    dot = aqtlite.make_dot_general(second)
+    if before == now:
+        assert jnp.isfinite(dot(X, W, MATMUL, states=states)).all()
+        return
+    with pytest.raises(ValueError, match=r"calib_shared_axes.* again"):
+        dot(X, W, MATMUL, states=states)
+
+
 CAST = {
     "max": config.static_int8("max"),
     "mean": static(calibration.MeanOverBatches()),
