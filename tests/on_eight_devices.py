@@ -24,6 +24,7 @@ from aqtlite import (
     config,
     kv_cache,
     lowering,
+    noise,
     numerics,
     statistics,
 )
@@ -422,6 +423,18 @@ def test_results_and_operands_along_other_explicit_axes(of_x, of_w, of_result):
         args = jax.device_put((X, W, G), shardings)
         got = jax.jit(functools.partial(both, sharding=of_result))(*args)
     assert_equal(jax.device_get(got), wanted)
+
+
+@pytest.mark.parametrize("source", [noise.CounterHash(), noise.JaxRandom()], ids=str)
+@pytest.mark.parametrize("blocks", [None, config.Blocks(size=2)], ids=["", "blocks"])
+def test_the_noise_of_explicit_axes(source, blocks):
+    grid = config.fully_quantized().dlhs.lhs.numerics
+    tensor = config.Tensor(numerics=grid, noise=source, blocks=blocks)
+    rounded = jax.jit(lambda x: aqtlite.quantize(x, tensor, 1).qvalue)
+    wanted = jax.device_get(rounded(X))
+    with jax.set_mesh(EXPLICIT):
+        got = rounded(jax.device_put(X, NamedSharding(EXPLICIT, P("d", "m"))))
+    np.testing.assert_array_equal(jax.device_get(got), wanted)
 
 
 def test_batches_of_which_one_operand_is_sharded():

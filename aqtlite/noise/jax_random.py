@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.noise import base
+from aqtlite.shapes.sharding import replicated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,8 @@ class JaxRandom(base.Noise):
     def bits(self, shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
         if seed.ndim == 1:
             return _bits(seed, shape)
+        # Axes with an explicit sharding could not be merged.
+        seed = replicated(seed)
         channels = seed.shape[1:]
         inner = tuple(
             1 if one != 1 else size for size, one in zip(shape, channels, strict=True)
