@@ -5,6 +5,9 @@ inside the rounding itself.
 """
 
 import dataclasses
+import functools
+import math
+import operator
 from typing import Any
 
 import jax
@@ -12,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering.elementwise import Elementwise, spread
+from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.noise import base, mixer
 
@@ -66,31 +69,76 @@ class _RandomBits(TargetDependent):
 
 
 def _bits_of(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
-    first, second = (lax.index_in_dim(seed, i, keepdims=False) for i in (0, 1))
-    return _HASH(_position(shape, first), second)
-
-
-def _hash(position: jax.Array, second: jax.Array) -> jax.Array:
+    own = tuple(axis for axis, size in enumerate(seed.shape[1:]) if size != 1)
+    first, second = (_word(seed, number) for number in (0, 1))
     # Without the second word, seeds would give shifts of the same bits. The high bits
     # of a product depend on all bits of both factors.
-    return lax.mul(mixer.mix(position), lax.bitwise_or(second, np.uint32(1)))
+    odd = lax.broadcast_in_dim(lax.bitwise_or(second, np.uint32(1)), shape, own)
+    return lax.mul(_MIX(_position(shape, first, own)), odd)
 
 
-_HASH = Elementwise(_hash)
+_MIX = Elementwise(mixer.mix)
 
 
-def _position(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
+def _word(seed: jax.Array, number: int) -> jax.Array:
+    """Returns a word of each seed, without axes of size one."""
+    word = lax.slice_in_dim(seed, number, number + 1)
+    return lax.squeeze(
+        word, [axis for axis, size in enumerate(word.shape) if size == 1]
+    )
+
+
+def _position(
+    shape: tuple[int, ...], first: jax.Array, own: tuple[int, ...]
+) -> jax.Array:
     """Adds each element's index in row-major order to `first`, modulo 2^32.
 
     Every array of `shape` depends on `first`: XLA hoists constants out of a loop, and
     would keep an array of indices in memory for as long as the loop runs.
+
+    Args:
+        shape: shape of the result.
+        first: uint32, with the axes `own` of the result.
+        own: axes of the result.
     """
-    position, stride = spread(first, shape), np.uint32(1)
-    for axis, size in reversed([*enumerate(shape)]):
-        along = lax.broadcasted_iota(jnp.uint32, (size,), 0) * stride
-        position += lax.broadcast_in_dim(along, shape, (axis,))
-        stride = stride * _as_uint32(size)
+    for axes in _runs(shape, own):
+        along = tuple(map(own.index, axes))
+        first += lax.broadcast_in_dim(_index(shape, axes), first.shape, along)
+    position = lax.broadcast_in_dim(first, shape, own)
+    others = tuple(axis for axis in range(len(shape)) if axis not in own)
+    for axes in _runs(shape, others):
+        position += lax.broadcast_in_dim(_index(shape, axes), shape, axes)
     return position
+
+
+# Elements of the largest array of indices that may stay in memory.
+_LARGEST_INDEX = 2**16
+
+
+def _runs(shape: tuple[int, ...], axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Joins adjacent axes, so that their indices are added as one array."""
+    runs: list[tuple[int, ...]] = []
+    for axis in axes:
+        joined = (*runs[-1], axis) if runs and runs[-1][-1] == axis - 1 else (axis,)
+        sizes = [shape[one] for one in joined]
+        is_known = all(isinstance(size, int) for size in sizes)
+        if len(joined) > 1 and is_known and math.prod(sizes) <= _LARGEST_INDEX:
+            runs[-1] = joined
+        else:
+            runs.append((axis,))
+    return runs
+
+
+def _index(shape: tuple[int, ...], axes: tuple[int, ...]) -> jax.Array:
+    """Returns the part of the index in row-major order that adjacent axes add."""
+    sizes = tuple(shape[axis] for axis in axes)
+    stride = functools.reduce(
+        operator.mul, map(_as_uint32, shape[axes[-1] + 1 :]), np.uint32(1)
+    )
+    index = lax.broadcasted_iota(jnp.uint32, (math.prod(sizes),), 0)
+    if not (isinstance(stride, np.uint32) and stride == 1):
+        index *= stride
+    return lax.reshape(index, sizes)
 
 
 def _as_uint32(size: Any) -> Any:

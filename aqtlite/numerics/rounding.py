@@ -43,7 +43,7 @@ def _stochastically(dtype: np.dtype, x: jax.Array, noise: jax.Array) -> jax.Arra
     rest = lax.sub(x, nearest)
     distance = lax.mul(lax.abs(rest), np.float32(2.0**31))
     moves = lax.lt(uniform_31(noise), distance)
-    other = lax.sub(lax.add(lax.floor(x), lax.ceil(x)), nearest)
+    other = lax.add(nearest, lax.sign(rest))
     return exact.nearest_integer(lax.select(moves, other, nearest), dtype)
 
 
