@@ -28,7 +28,6 @@ from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.qtensor.transposed_values import TransposedValues
 from aqtlite.quantization import barriers, checks, quantizer
 from aqtlite.quantization.seeds import Seeds
-from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.quantization.states.statistics import States
 
 
@@ -144,10 +143,8 @@ def _quantize(
     scale, factor = q.scale, None
     if one.tensor.calibration.is_blind:
         q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
-    is_given = isinstance(state, FixedScale) and q.scale is scale
-    # A given scale needs no barrier.
-    if barriers.has_barrier(one.path, one.tensor) and not is_given:
-        q = barriers.with_fusion_barrier(q, one.tensor)
+        if q.scale is not scale and barriers.has_barrier(one.path, one.tensor):
+            q = barriers.with_scale_barrier(q)
     return Quantized(q, factor)
 
 

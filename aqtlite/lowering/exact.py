@@ -22,7 +22,7 @@ from jax import lax
 
 from aqtlite.lowering.elementwise import Elementwise, ElementwiseOnTarget, spread
 from aqtlite.lowering.packing import Packing
-from aqtlite.lowering.target import OnCpu, TargetDependent
+from aqtlite.lowering.target import OnCpu
 from aqtlite.shapes.sharding import explicit_sharding
 
 
@@ -150,21 +150,31 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     return _FusionBarrier()(x)
 
 
-def scale_barrier(scale: jax.Array, unit: float) -> jax.Array:
-    """Returns a scale behind a `fusion_barrier`.
+def with_reciprocal(scale: jax.Array, unit: float) -> tuple[jax.Array, jax.Array]:
+    """Returns a scale, and its `reciprocal`; the arguments are those of that."""
+    return scale, reciprocal(scale, unit)
 
-    On CPUs, `reciprocal_at_barrier` of the same scale is found by the same kernel.
+
+def behind_barrier(scale: jax.Array, unit: float) -> tuple[jax.Array, jax.Array]:
+    """Returns a scale behind a `fusion_barrier`, and its `reciprocal`.
+
+    On CPUs, one kernel finds both: no kernels stand beside each other, and XLA:CPU
+    hands on those of a program without branches faster.
 
     Args:
         scale: float32, any shape.
         unit: as for `reciprocal`.
     """
-    return _ScaleBarrier(unit)(scale)
+    both = _BehindBarrier(unit)(scale)
+    found, quotient = (lax.index_in_dim(both, i, keepdims=False) for i in (0, 1))
+    return found, quotient
 
 
-def is_scale_barrier(function: TargetDependent | None) -> bool:
-    """Returns True if a function is a `scale_barrier`."""
-    return isinstance(function, _ScaleBarrier)
+def with_reciprocal_behind_barrier(
+    scale: jax.Array, unit: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a scale as it is, and its `reciprocal` as `behind_barrier`."""
+    return scale, _ReciprocalBehindBarrier(unit)(scale)
 
 
 def reciprocal(scale: jax.Array, unit: float) -> jax.Array:
@@ -175,15 +185,6 @@ def reciprocal(scale: jax.Array, unit: float) -> jax.Array:
         unit: scaled value of one stored unit.
     """
     return on_squeezed(Elementwise(_quotient, (unit,)), scale)
-
-
-def reciprocal_at_barrier(scale: jax.Array, unit: float) -> jax.Array:
-    """Computes `reciprocal` of a scale that is also behind a `scale_barrier`.
-
-    One kernel less is compiled, and no kernels stand beside each other: XLA:CPU hands
-    on those of a program without branches faster.
-    """
-    return _ReciprocalAtBarrier(unit)(scale)
 
 
 def _quotient(unit: float, scale: jax.Array) -> jax.Array:
@@ -230,26 +231,30 @@ class _FusionBarrier(OnCpu):
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScaleBarrier(_FusionBarrier):
-    """A fusion barrier that finds the reciprocal, too."""
+class _BehindBarrier(OnCpu):
+    """A scale and its reciprocal, stacked, from a kernel of their own."""
 
     unit: float
 
+    def reference(self, x):
+        return _stack(lax.optimization_barrier(x), _quotient(self.unit, x))
+
+    def packing(self, known, types):
+        return _GivenScale(self.unit) if known else None
+
     def on_cpu(self, is_whole, x):
-        return on_squeezed(lambda x: _with_reciprocal(x, self.unit)[0], x)
+        axes = tuple(axis for axis, size in enumerate(x.shape) if size == 1)
+        both = _with_reciprocal(lax.squeeze(x, axes), self.unit)
+        # XLA reads a part of a concatenation as what was concatenated.
+        return _stack(*(lax.expand_dims(one, axes) for one in both))
 
-
-def later_of_two(*arrays: jax.Array) -> Sequence[jax.Array]:
-    """Returns arrays of one shape from a kernel that XLA:CPU fuses with no consumer.
-
-    It reduces two copies of each to the later one.
-    """
-    return _later_of_two(*map(_copies, arrays))
+    def type_of(self, x):
+        return x.update(shape=(2, *x.shape), weak_type=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReciprocalAtBarrier(OnCpu):
-    """The reciprocal that a `_ScaleBarrier` finds."""
+class _ReciprocalBehindBarrier(OnCpu):
+    """The reciprocal that a `_BehindBarrier` finds."""
 
     unit: float
 
@@ -261,6 +266,18 @@ class _ReciprocalAtBarrier(OnCpu):
 
     def type_of(self, x):
         return x
+
+
+def _stack(*arrays: jax.Array) -> jax.Array:
+    return lax.concatenate([lax.expand_dims(one, (0,)) for one in arrays], 0)
+
+
+def later_of_two(*arrays: jax.Array) -> Sequence[jax.Array]:
+    """Returns arrays of one shape from a kernel that XLA:CPU fuses with no consumer.
+
+    It reduces two copies of each to the later one.
+    """
+    return _later_of_two(*map(_copies, arrays))
 
 
 def _copies(x: jax.Array) -> jax.Array:
@@ -312,6 +329,25 @@ class _Given(Packing):
 
     def pack(self, args):
         return (args[self.argument],)
+
+    def run(self, packed, args):
+        return packed[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _GivenScale(Packing):
+    """A scale and its reciprocal, stacked, as behind a barrier."""
+
+    unit: float
+    argument: int = 0
+
+    @property
+    def layout(self):
+        return "with reciprocal", self.unit
+
+    def pack(self, args):
+        scale = args[self.argument]
+        return (_stack(scale, _quotient(self.unit, scale)),)
 
     def run(self, packed, args):
         return packed[0]

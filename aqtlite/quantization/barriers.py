@@ -9,16 +9,24 @@ from aqtlite import config
 from aqtlite.lowering import exact
 from aqtlite.qtensor.qtensor import QTensor
 
-Reciprocal = Callable[[jax.Array, float], jax.Array]
-"""Function of a scale and the unit of its grid."""
+FindReciprocal = Callable[[jax.Array, float], tuple[jax.Array, jax.Array]]
+"""Function of a scale and its grid's unit, to the scale to read and its reciprocal."""
 
 
 def with_fusion_barrier(q: QTensor, tensor: config.Tensor) -> QTensor:
-    """Keeps XLA from fusing the computation of the scale with its consumers."""
+    """Keeps XLA from fusing the computation of the scale with its consumers.
+
+    So it does for the zero point.
+    """
     if q.zero_point is not None:
         q = dataclasses.replace(q, zero_point=exact.fusion_barrier(q.zero_point))
-    scale = exact.scale_barrier(q.scale, tensor.grid.unit)
+    scale, _ = exact.behind_barrier(q.scale, tensor.grid.unit)
     return dataclasses.replace(q, scale=scale)
+
+
+def with_scale_barrier(q: QTensor) -> QTensor:
+    """Like `with_fusion_barrier`, for the scale alone."""
+    return dataclasses.replace(q, scale=exact.fusion_barrier(q.scale))
 
 
 def has_barrier(path: str, tensor: config.Tensor) -> bool:
@@ -35,11 +43,18 @@ def has_barrier(path: str, tensor: config.Tensor) -> bool:
     return path.startswith("fwd.") or tensor.has_relative_scales
 
 
-def reciprocal_for(path: str, tensor: config.Tensor) -> Reciprocal:
+def reciprocal_for(path: str, tensor: config.Tensor) -> FindReciprocal:
     """Returns how to find the reciprocal of an operand's scale.
 
     The arguments are those of `has_barrier`.
     """
     if has_barrier(path, tensor):
-        return exact.reciprocal_at_barrier
-    return exact.reciprocal
+        return exact.behind_barrier
+    return exact.with_reciprocal
+
+
+def reciprocal_of_given(path: str, tensor: config.Tensor) -> FindReciprocal:
+    """Like `reciprocal_for`, for a given scale, which needs no barrier itself."""
+    if has_barrier(path, tensor):
+        return exact.with_reciprocal_behind_barrier
+    return exact.with_reciprocal

@@ -35,7 +35,7 @@ from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import barriers, checks, granularity, zero_channels
-from aqtlite.quantization.barriers import Reciprocal
+from aqtlite.quantization.barriers import FindReciprocal
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.states import state_checks
 from aqtlite.quantization.states.fixed_scale import FixedScale
@@ -89,14 +89,21 @@ def quantize_array(
         seeds: Seeds of stochastic rounding.
         state: Statistics or learned parameters of the calibration, or a `FixedScale` in
             place of statistics; ``()`` for a calibration without a state.
+
+    Returns:
+        A `QTensor`. Its scale and its zero point are behind barriers if those of `path`
+        are (`barriers.has_barrier`), unless `state` gives them.
     """
     how = tensor.calibration
     if how.needs_state:
         calibrated = find_scale(x, tensor, axes, path, state)
         seed = _seed(x.shape, calibrated, tensor, path, seeds)
         known = _constant(calibrated, tensor)
-        reciprocal = barriers.reciprocal_for(path, tensor)
-        return round_to_grid(x, known, tensor, seed, reciprocal)
+        reciprocal = barriers.reciprocal_of_given(path, tensor)
+        q = round_to_grid(x, known, tensor, seed, reciprocal)
+        if isinstance(state, FixedScale) or not barriers.has_barrier(path, tensor):
+            return q
+        return barriers.with_fusion_barrier(q, tensor)
     *arrays, salt = seeds
     return _quantize(x, tensor, axes, path, salt, *arrays)
 
@@ -255,30 +262,37 @@ def _calibrate(
 calibrate = jax.jit(_calibrate, static_argnames=("tensor_config", "axes", "path"))
 
 
-def scaled(
-    x: jax.Array,
-    scale: jax.Array,
-    grid: numerics.Numerics,
-    reciprocal: Reciprocal = exact.reciprocal,
-) -> jax.Array:
+def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array:
     """Scales an array for its grid: float32, times the reciprocal of its scale.
 
     Args:
         x: floating, any shape.
         scale: scale of the stored values, which broadcasts to the array.
         grid: grid of the stored values.
-        reciprocal: how to find the reciprocal of the scale.
     """
-    values = exact.float32(x)
+    return _scaled(x, scale, grid, exact.with_reciprocal)[0]
+
+
+def _scaled(
+    x: jax.Array, scale: jax.Array, grid: numerics.Numerics, reciprocal: FindReciprocal
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the array that `scaled` returns, and the scale that others are to read.
+
+    The arguments are those of `scaled`, and how to find the reciprocal of the scale.
+    """
+    values, divisor = exact.float32(x), scale
     if not grid.has_zero:
         # On such a grid, a channel of zeros has a scale of 0.
-        scale = jnp.where(scale == 0, jnp.float32(1), scale)
+        divisor = jnp.where(divisor == 0, jnp.float32(1), divisor)
     if grid.bound < SAFE_BOUND:
         # The reciprocal of a large scale would be subnormal.
-        shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
+        shrink = jnp.where(divisor > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
         values = exact.algebraic_barrier(values)
-        values, scale = values * shrink, scale * shrink
-    return _PRODUCT(values, reciprocal(scale, grid.unit))
+        values, divisor = values * shrink, divisor * shrink
+    found, factor = reciprocal(divisor, grid.unit)
+    if divisor is not scale:
+        found, _ = reciprocal(scale, grid.unit)
+    return _PRODUCT(values, factor), found
 
 
 def _product(values: jax.Array, factor: jax.Array) -> jax.Array:
@@ -293,7 +307,7 @@ def _round_to_grid(
     calibrated: Calibrated,
     tensor_config: config.Tensor,
     seed: jax.Array | None,
-    reciprocal: Reciprocal = exact.reciprocal,
+    reciprocal: FindReciprocal = exact.with_reciprocal,
 ) -> QTensor:
     """Rounds an array with a known scale.
 
@@ -303,7 +317,8 @@ def _round_to_grid(
         tensor_config: grid, and the source and sharing of noise.
         seed: seed of the noise, constant along axes that share noise; None for a grid
             that needs no noise. See `noise.Noise.bits`.
-        reciprocal: how to find the reciprocal of the scale.
+        reciprocal: how to find the reciprocal of the scale. Behind a barrier, the scale
+            and the zero point of the result are behind one as well.
     """
     if tensor_config.blocks is not None and block_shapes.has_blocks(
         x.shape, calibrated.scale.shape
@@ -311,7 +326,8 @@ def _round_to_grid(
         return _round_blocks(x, calibrated, tensor_config, seed, reciprocal)
     grid = tensor_config.grid
     bits = None if seed is None else _noise(x.shape, seed, tensor_config)
-    stored = grid.round(scaled(x, calibrated.scale, grid, reciprocal), bits)
+    values, scale = _scaled(x, calibrated.scale, grid, reciprocal)
+    stored = grid.round(values, bits)
     dtype = grid.storage_dtype if calibrated.zero_point is None else np.dtype("int32")
     checks.check_array(stored, f"{type(grid).__name__}.round", x.shape, dtype)
     if calibrated.zero_point is not None and grid.zero_point_range is not None:
@@ -319,9 +335,9 @@ def _round_to_grid(
             stored, calibrated.zero_point, grid.zero_point_range
         ).astype(grid.storage_dtype)
     zero_point = calibrated.zero_point
-    return QTensor(
-        stored, calibrated.scale, x.dtype, zero_point=zero_point, numerics=grid
-    )
+    if zero_point is not None and scale is not calibrated.scale:
+        zero_point = exact.fusion_barrier(zero_point)
+    return QTensor(stored, scale, x.dtype, zero_point=zero_point, numerics=grid)
 
 
 round_to_grid = jax.jit(_round_to_grid, static_argnames=("tensor_config", "reciprocal"))
@@ -345,7 +361,7 @@ def _round_blocks(
     calibrated: Calibrated,
     tensor_config: config.Tensor,
     seed: jax.Array | None,
-    reciprocal: Reciprocal,
+    reciprocal: FindReciprocal,
 ) -> QTensor:
     """Rounds an array with a scale for each block."""
     blocks = block_shapes.split(x, calibrated.scale.shape)
@@ -355,12 +371,12 @@ def _round_blocks(
     if seed is not None and seed.ndim > 1:
         seed = block_shapes.split_keepdims(seed, x.shape, first=1)
     q = _round_to_grid(blocks, of_blocks, tensor_config, seed, reciprocal)
-    return dataclasses.replace(
-        q,
-        qvalue=block_shapes.merge(q.qvalue, like=x),
-        scale=calibrated.scale,
-        zero_point=calibrated.zero_point,
+    scale, zero_point = jax.tree.map(
+        lambda y: block_shapes.merge_keepdims(y, x.shape, calibrated.scale.shape),
+        (q.scale, q.zero_point),
     )
+    values = block_shapes.merge(q.qvalue, like=x)
+    return dataclasses.replace(q, qvalue=values, scale=scale, zero_point=zero_point)
 
 
 def with_sums(q: QTensor, contracting: Axes) -> QTensor:

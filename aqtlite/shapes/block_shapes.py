@@ -176,6 +176,21 @@ def split_keepdims(x: jax.Array, shape: Sequence[int], first: int = 0) -> jax.Ar
     return x
 
 
+def merge_keepdims(
+    x: jax.Array, shape: Sequence[int], scale_shape: Sequence[int]
+) -> jax.Array:
+    """Undoes `split_keepdims`.
+
+    Args:
+        x: per-block values that `split_keepdims` returned.
+        shape: shape of the array.
+        scale_shape: shape of the result.
+    """
+    pairs = enumerate(zip(shape, scale_shape, strict=True))
+    cut = [axis for axis, (size, count) in pairs if count not in (1, size)]
+    return lax.squeeze(x, [axis + number for number, axis in enumerate(cut, 1)])
+
+
 def merge(x: jax.Array, like: jax.Array) -> jax.Array:
     """Undoes `split`.
 

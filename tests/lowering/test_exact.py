@@ -22,8 +22,8 @@ def test_a_fusion_barrier_is_a_kernel_of_its_own():
 def test_the_kernel_of_a_scales_barrier_finds_the_reciprocal():
     def quantized(x):
         scale = jnp.max(jnp.abs(x), axis=0, keepdims=True) * 0.5
-        reciprocal = exact.reciprocal_at_barrier(scale, 2.0)
-        return x * reciprocal, exact.scale_barrier(scale, 2.0)
+        scale, reciprocal = exact.behind_barrier(scale, 2.0)
+        return x * reciprocal, scale
 
     def plain(x):
         scale = jnp.max(jnp.abs(x), axis=0, keepdims=True) * 0.5
@@ -44,8 +44,7 @@ def test_a_scale_behind_a_barrier_and_its_reciprocal_keep_their_bits(unit):
 
     @jax.jit
     def bits(scale):
-        found = exact.scale_barrier(scale, unit)
-        both = found, exact.reciprocal_at_barrier(scale, unit)
+        both = exact.behind_barrier(scale, unit)
         return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32), both)
 
     @jax.jit

@@ -187,13 +187,11 @@ def _find(site: Site, packing: Panels, body: _Body) -> Product | None:
         end = ends[0] if len(ends) == 1 else None
         found = None if end is None else end.eqn.outvars[0]
     barriers = tuple(
-        one for one in body.readers[found] if _is_barrier(target.function_of(one.eqn))
+        one
+        for one in body.readers[found]
+        if poison.is_factor_barrier(target.function_of(one.eqn))
     )
     return Product(site, packing, rounding, grid, end, barriers)
-
-
-def _is_barrier(function: target.TargetDependent | None) -> bool:
-    return exact.is_scale_barrier(function) or poison.is_factor_barrier(function)
 
 
 def _last_axes(rows: Any, packing: Panels) -> tuple[int, ...]:
@@ -264,7 +262,7 @@ def _with_a_given_scale(grid: numerics.IntSymmetric, rows: jax.ShapeDtypeStruct)
 
     def rounded(x: jax.Array, scale: jax.Array) -> Any:
         known = quantizer.Calibrated(scale, scale, None)
-        reciprocal = barriers.reciprocal_for(_PATHS[0], tensor)
+        reciprocal = barriers.reciprocal_of_given(_PATHS[0], tensor)
         return quantizer.round_to_grid(x, known, tensor, None, reciprocal)
 
     return _text(rounded, rows, scale)
