@@ -42,8 +42,8 @@ def _open(path: pathlib.Path) -> Reader:
     if path.suffix == msgpack.SUFFIX:
         return msgpack.MsgpackReader(path)
     raise CheckpointError(
-        f"{path} is neither a folder (Orbax) nor a file that ends in "
-        f"{safetensors.SUFFIX} or {msgpack.SUFFIX}"
+        f"{path} is neither a folder (Orbax), nor a file that ends in "
+        f"{safetensors.SUFFIX} or {msgpack.SUFFIX}, nor a GGUF file"
     )
 
 

@@ -99,7 +99,7 @@ def test_paths_of_no_format(tmp_path):
     refuses("does not exist", open_reader, tmp_path / "nothing")
     refuses("no _METADATA", open_reader, tmp_path)
     (tmp_path / "x.bin").touch()
-    refuses("neither a folder", open_reader, tmp_path / "x.bin")
+    refuses("neither a folder.*nor a GGUF file", open_reader, tmp_path / "x.bin")
     refuses("read, not written", writer_for, tmp_path / "x.msgpack")
 
 
