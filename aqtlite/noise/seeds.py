@@ -69,7 +69,8 @@ def seed_from_bounds(
         are not random: a source of noise mixes them.
     """
     word = exact.on_squeezed(Elementwise(_combined, (salt,)), bound, *others)
-    return jnp.stack([word, lax.mul(word, np.uint32(mixer.GOLDEN))])
+    # XLA passes over the program once more for each reshape that it can move.
+    return jnp.stack([word, exact.on_squeezed(_TIMES_GOLDEN, word)])
 
 
 def _combined(salt: int | None, *values: jax.Array) -> jax.Array:
@@ -79,6 +80,13 @@ def _combined(salt: int | None, *values: jax.Array) -> jax.Array:
     for word in others:
         total = lax.add(mixer.multiply(total), word)
     return total
+
+
+def _times_golden(word: jax.Array) -> jax.Array:
+    return lax.mul(word, np.uint32(mixer.GOLDEN))
+
+
+_TIMES_GOLDEN = Elementwise(_times_golden)
 
 
 def fold_in(seed: jax.Array, salt: int) -> jax.Array:
