@@ -26,9 +26,9 @@ _UNKNOWN_ROLES = (
     "calib_shared_axes"
 )
 _OVER_TIME = (
-    "it is a convolution over time, and one scale for all positions would let earlier "
-    "ones see later ones: give a static or learned range, or write it as a sum of "
-    "products, one for each tap"
+    "along an axis its window reads no later position, as in a convolution over time, "
+    "and one scale for all positions would let earlier ones see later ones: give a "
+    "static or learned range, or write it as a sum of products, one for each tap"
 )
 _WEIGHTS_ALONE = "its config quantizes weights alone, and both operands are activations"
 
