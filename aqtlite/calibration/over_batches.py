@@ -10,7 +10,7 @@ import numpy as np
 
 from aqtlite.calibration import base
 from aqtlite.calibration.abs_max import AbsMax
-from aqtlite.lowering import exact
+from aqtlite.lowering import fusion
 from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -68,7 +68,7 @@ class OverBatches(base.Calibration, abc.ABC):
         """The state after a batch with this range."""
         before, batches = statistics.state["ends"], statistics.batches + 1
         # XLA would contract a product that a range ends with, and what follows.
-        ends = {name: exact.fusion_barrier(x) for name, x in _ends(found).items()}
+        ends = {name: fusion.barrier(x) for name, x in _ends(found).items()}
         return {
             "ends": {
                 name: self._accumulated(name, before[name], value, batches)
@@ -197,7 +197,7 @@ class MovingAverage(OverBatches):
     ) -> jax.Array:
         del name, batches
         decay = np.float32(self.decay)
-        return exact.sum_of_products((before, decay), (value, np.float32(1) - decay))
+        return fusion.sum_of_products((before, decay), (value, np.float32(1) - decay))
 
     def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
         count = jnp.maximum(batches, 1).astype(jnp.float32)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.calibration import base, power_mean
-from aqtlite.lowering import exact, reduction
+from aqtlite.lowering import fusion, reduction
 from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -157,16 +157,16 @@ class WeightedDeviations(base.Calibration):
         rate = np.float32(1 / self.ema_update_count)
         rates = np.float32(1) - rate, rate
         weights = state["ones"] * rates[0], ones * rates[1]
-        total = exact.sum_of_products((state["ones"], rates[0]), (ones, rates[1]))
+        total = fusion.sum_of_products((state["ones"], rates[0]), (ones, rates[1]))
         # The total can reach zero if zeros are not counted.
         total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
-        shares = [exact.fusion_barrier(weight / total) for weight in weights]
+        shares = [fusion.barrier(weight / total) for weight in weights]
         means = {
             name: _mean((state[name], mean(x, axes, p)), shares, p)
             for name, p in (("l1", 1.0), ("lp", self.p))
         }
         present = reduction.largest_magnitude(x, axes)
-        largest = exact.sum_of_products((state["max"], rates[0]), (present, rates[1]))
+        largest = fusion.sum_of_products((state["max"], rates[0]), (present, rates[1]))
         return {"ones": total, **means, "max": largest}
 
     def range(
@@ -174,7 +174,7 @@ class WeightedDeviations(base.Calibration):
     ) -> base.Range:
         del x, axes, grid
         state = statistics.state
-        bound = exact.sum_of_products(
+        bound = fusion.sum_of_products(
             (state["l1"], np.float32(self.l1_coeff)),
             (state["lp"], np.float32(self.lp_coeff)),
             (state["max"], np.float32(self.max_coeff)),
@@ -190,6 +190,6 @@ def _mean(
     """The power mean of two parts, from their power means and shares."""
     unit = jnp.maximum(*means)
     unit = jnp.where(unit == 0, np.float32(1), unit)
-    powers = [exact.fusion_barrier(power_mean.power(one / unit, p)) for one in means]
-    mean = exact.sum_of_products(*zip(powers, shares, strict=True))
+    powers = [fusion.barrier(power_mean.power(one / unit, p)) for one in means]
+    mean = fusion.sum_of_products(*zip(powers, shares, strict=True))
     return power_mean.power(mean, 1 / p) * unit

@@ -16,7 +16,7 @@ from aqtlite import numerics
 from aqtlite.config.arithmetic import Form
 from aqtlite.contraction import dots, tiles
 from aqtlite.contraction.execution import ContractionExecution
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, fusion
 from aqtlite.lowering.forms import narrow
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -150,7 +150,7 @@ def _as_if_given(lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
     if narrow.units_of_integers(units, largest) is not None:
         return lhs, rhs
     left, right = (
-        one._replace(values=exact.fusion_barrier(one.values)) for one in (lhs, rhs)
+        one._replace(values=fusion.barrier(one.values)) for one in (lhs, rhs)
     )
     return left, right
 
@@ -161,4 +161,4 @@ def _floats(q: QTensor, form: Form) -> jax.Array:
         q = dataclasses.replace(q, scale=jnp.ones((1,) * q.qvalue.ndim, jnp.float32))
     # Contracted alike, whether the operand was given or quantized here.
     wide = dataclasses.replace(q, dtype=exact.wide_dtype(q.dtype))
-    return exact.fusion_barrier(wide.dequant())
+    return fusion.barrier(wide.dequant())

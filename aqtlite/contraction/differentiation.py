@@ -38,7 +38,7 @@ from aqtlite.contraction.residuals import (
     scales_on_output,
 )
 from aqtlite.jaxpr import inlined
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, fusion
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization.preparation import padding, preparation
@@ -183,7 +183,7 @@ def _straight_through(
         out = exact.rounded(out, how.fwd.out_dtype)
     out = out.astype(how.fwd.out_dtype)
     # Fused with a sum, a product is not rounded before it is added.
-    return exact.fusion_barrier(out) if how.fwd.is_product else out
+    return fusion.barrier(out) if how.fwd.is_product else out
 
 
 def _straight_through_fwd(how: Execution, *primals: Any):

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config
-from aqtlite.lowering import exact, reduction
+from aqtlite.lowering import exact, fusion, reduction
 from aqtlite.lowering.target import OnCpu, TargetDependent
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
@@ -180,4 +180,4 @@ class _Computed(OnCpu):
         return factor
 
     def on_cpu(self, is_whole, factor):
-        return exact.fusion_barrier(factor)
+        return fusion.barrier(factor)

@@ -19,7 +19,7 @@ from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
 from aqtlite.edge.simulate import integers
-from aqtlite.lowering import exact
+from aqtlite.lowering import fusion
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ def _as_alone(x: Any) -> Any:
     """
     if jnp.ndim(x) > 1 or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         return x
-    return _straight_through(x, exact.fusion_barrier(lax.stop_gradient(x)))
+    return _straight_through(x, fusion.barrier(lax.stop_gradient(x)))
 
 
 def _clipped(x: jax.Array, grid: Grid) -> jax.Array:

@@ -16,7 +16,7 @@ from jax import lax
 
 from aqtlite.invariance.arithmetic import Written, polynomial, where
 from aqtlite.invariance.rounding import mul
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, fusion
 from aqtlite.lowering.target import OnCpu
 
 _f, _u = np.float32, np.uint32
@@ -184,7 +184,7 @@ class _Together(OnCpu):
         return exact.on_squeezed(self._later, *both)
 
     def _later(self, *both):
-        return exact.later_of_two(*both)[self.number]
+        return fusion.later_of_two(*both)[self.number]
 
     def type_of(self, *both):
         return both[self.number]

@@ -16,7 +16,7 @@ from aqtlite.invariance.pooling import ScatteredToChosen
 from aqtlite.invariance.ragged import RaggedDot
 from aqtlite.invariance.scatters import ScatterAdd
 from aqtlite.jaxpr import equations
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, fusion
 from aqtlite.lowering.sums import CumulativeSum, Sum, WindowedSum
 
 Rule = Callable[..., jax.Array]
@@ -118,7 +118,7 @@ def _as_kernel(function: Callable[..., jax.Array]) -> Rule:
 
     def rule(params, *values):
         del params
-        return exact.fusion_barrier(function(*values))
+        return fusion.barrier(function(*values))
 
     return rule
 

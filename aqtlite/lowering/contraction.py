@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import exact, float8
+from aqtlite.lowering import exact, float8, fusion
 from aqtlite.lowering.digits import Digits
 from aqtlite.lowering.forms import plain
 from aqtlite.lowering.packing import Packing
@@ -241,7 +241,7 @@ class Contraction(abc.ABC):
         """Contracts floats of 8 bits on CPUs; float32 holds them."""
         del is_whole
         # The order of sums depends on the layout of producers fused into the dot.
-        lhs, rhs = (exact.fusion_barrier(float8.widened(x)) for x in (lhs, rhs))
+        lhs, rhs = (fusion.barrier(float8.widened(x)) for x in (lhs, rhs))
         return self.sums(lhs, rhs)
 
 

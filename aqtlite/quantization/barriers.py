@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 
 from aqtlite import config
-from aqtlite.lowering import exact
+from aqtlite.lowering import fusion
 from aqtlite.qtensor.qtensor import QTensor
 
 FindReciprocal = Callable[[jax.Array, float], tuple[jax.Array, jax.Array]]
@@ -19,14 +19,14 @@ def with_fusion_barrier(q: QTensor, tensor: config.Tensor) -> QTensor:
     So it does for the zero point.
     """
     if q.zero_point is not None:
-        q = dataclasses.replace(q, zero_point=exact.fusion_barrier(q.zero_point))
-    scale, _ = exact.behind_barrier(q.scale, tensor.grid.unit)
+        q = dataclasses.replace(q, zero_point=fusion.barrier(q.zero_point))
+    scale, _ = fusion.behind_barrier(q.scale, tensor.grid.unit)
     return dataclasses.replace(q, scale=scale)
 
 
 def with_scale_barrier(q: QTensor) -> QTensor:
     """Like `with_fusion_barrier`, for the scale alone."""
-    return dataclasses.replace(q, scale=exact.fusion_barrier(q.scale))
+    return dataclasses.replace(q, scale=fusion.barrier(q.scale))
 
 
 def has_barrier(path: str, tensor: config.Tensor) -> bool:
@@ -49,12 +49,12 @@ def reciprocal_for(path: str, tensor: config.Tensor) -> FindReciprocal:
     The arguments are those of `has_barrier`.
     """
     if has_barrier(path, tensor):
-        return exact.behind_barrier
-    return exact.with_reciprocal
+        return fusion.behind_barrier
+    return fusion.with_reciprocal
 
 
 def reciprocal_of_given(path: str, tensor: config.Tensor) -> FindReciprocal:
     """Like `reciprocal_for`, for a given scale, which needs no barrier itself."""
     if has_barrier(path, tensor):
-        return exact.with_reciprocal_behind_barrier
-    return exact.with_reciprocal
+        return fusion.with_reciprocal_behind_barrier
+    return fusion.with_reciprocal

@@ -29,7 +29,7 @@ from jax import lax
 
 from aqtlite import calibration, config, noise, numerics
 from aqtlite.calibration import counting
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, fusion
 from aqtlite.lowering.elementwise import Elementwise
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
@@ -270,7 +270,7 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         scale: scale of the stored values, which broadcasts to the array.
         grid: grid of the stored values.
     """
-    return _scaled(x, scale, grid, exact.with_reciprocal)[0]
+    return _scaled(x, scale, grid, fusion.with_reciprocal)[0]
 
 
 def _scaled(
@@ -307,7 +307,7 @@ def _round_to_grid(
     calibrated: Calibrated,
     tensor_config: config.Tensor,
     seed: jax.Array | None,
-    reciprocal: FindReciprocal = exact.with_reciprocal,
+    reciprocal: FindReciprocal = fusion.with_reciprocal,
 ) -> QTensor:
     """Rounds an array with a known scale.
 
@@ -336,7 +336,7 @@ def _round_to_grid(
         ).astype(grid.storage_dtype)
     zero_point = calibrated.zero_point
     if zero_point is not None and scale is not calibrated.scale:
-        zero_point = exact.fusion_barrier(zero_point)
+        zero_point = fusion.barrier(zero_point)
     return QTensor(stored, scale, x.dtype, zero_point=zero_point, numerics=grid)
 
 

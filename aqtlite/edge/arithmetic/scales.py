@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.edge.arithmetic import fixed_point
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, fusion
 
 
 def factor(x: Any, y: Any, divisor: Any) -> Any:
@@ -80,7 +80,7 @@ def _computed_fixed_factor(
     fixed = (fixed >> carries).astype(jnp.int32)
     # Without the barrier, XLA would fuse the division and repeat it for each element.
     both = jnp.where(vanishes, 0, jnp.stack(jnp.broadcast_arrays(fixed, shift)))
-    fixed, shift = exact.fusion_barrier(both)
+    fixed, shift = fusion.barrier(both)
     return fixed, shift
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import exact, float8
+from aqtlite.lowering import float8, fusion
 from aqtlite.lowering.forms import cpu, plain, processor
 from aqtlite.shapes import dimension_numbers as dn
 
@@ -81,7 +81,7 @@ def dot_of_matrices(
         right = plain.with_zeros(right, 1 - rhs_axis, max(0, _KERNEL - columns))
     if dtype == jnp.float32:
         # The order of sums depends on the layout of producers fused into the dot.
-        left, right = (exact.fusion_barrier(float8.widened(x)) for x in (left, right))
+        left, right = (fusion.barrier(float8.widened(x)) for x in (left, right))
     else:
         left, right = left.astype(dtype), right.astype(dtype)
     matmul = ((lhs_axis,), (rhs_axis,)), ((), ())

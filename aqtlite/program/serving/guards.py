@@ -15,7 +15,7 @@ import numpy as np
 
 from aqtlite import config
 from aqtlite.contraction import refused_gradient
-from aqtlite.lowering import exact
+from aqtlite.lowering import fusion
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
     FrozenEntry,
@@ -336,7 +336,7 @@ def unless_stale(
         )
     scale = jnp.where(is_same, frozen.scale, jnp.float32(jnp.nan))
     # XLA cannot fold the comparison, and must not fuse it into what follows.
-    return dataclasses.replace(frozen, scale=exact.fusion_barrier(scale))
+    return dataclasses.replace(frozen, scale=fusion.barrier(scale))
 
 
 def without_gradient(weight: str, frozen: QTensor, operand: jax.Array) -> QTensor:

@@ -22,7 +22,7 @@ import numpy as np
 
 from aqtlite import calibration, config, numerics
 from aqtlite.calibration import counting, power_mean, scale_grids
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, fusion
 from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization.states import state_checks
@@ -283,7 +283,7 @@ def _magnitudes(
         )
     _check_shape(found.high.shape, dn.shared_shape(x.shape, axes))
     # Each operand is multiplied by a factor of both.
-    return exact.fusion_barrier(replicated(found.high))
+    return fusion.barrier(replicated(found.high))
 
 
 def _lhs_factor(
@@ -326,7 +326,7 @@ def _lhs_factor(
         factor = scale_grids.nearest_power_of_two(factor)
     factor = jnp.where(is_finite, factor, jnp.float32(jnp.nan))
     # Its consumers are compiled alike, whether it is computed or given.
-    return exact.fusion_barrier(factor)
+    return fusion.barrier(factor)
 
 
 def _dtype(dtype: Any, tensor: config.Tensor, cfg: config.Smoothing) -> np.dtype:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite.lowering import exact
+from aqtlite.lowering import fusion
 from tests.common import normal
 
 
@@ -16,18 +16,18 @@ def num_kernels(function):
 
 def test_a_fusion_barrier_is_a_kernel_of_its_own():
     assert num_kernels(lambda x: x * 3 + 1) == 1
-    assert num_kernels(lambda x: exact.fusion_barrier(x * 3) + 1) == 2
+    assert num_kernels(lambda x: fusion.barrier(x * 3) + 1) == 2
 
 
 def test_the_kernel_of_a_scales_barrier_finds_the_reciprocal():
     def quantized(x):
         scale = jnp.max(jnp.abs(x), axis=0, keepdims=True) * 0.5
-        scale, reciprocal = exact.behind_barrier(scale, 2.0)
+        scale, reciprocal = fusion.behind_barrier(scale, 2.0)
         return x * reciprocal, scale
 
     def plain(x):
         scale = jnp.max(jnp.abs(x), axis=0, keepdims=True) * 0.5
-        return x * exact.reciprocal(scale, 2.0), exact.fusion_barrier(scale)
+        return x * fusion.reciprocal(scale, 2.0), fusion.barrier(scale)
 
     assert num_kernels(quantized) == num_kernels(plain) - 1
     x = normal((8, 64))
@@ -44,12 +44,12 @@ def test_a_scale_behind_a_barrier_and_its_reciprocal_keep_their_bits(unit):
 
     @jax.jit
     def bits(scale):
-        both = exact.behind_barrier(scale, unit)
+        both = fusion.behind_barrier(scale, unit)
         return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32), both)
 
     @jax.jit
     def plain(scale):
-        both = scale, exact.reciprocal(scale, unit)
+        both = scale, fusion.reciprocal(scale, unit)
         return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32), both)
 
     for found, wanted in zip(bits(scale), plain(scale), strict=True):
