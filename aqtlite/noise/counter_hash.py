@@ -83,9 +83,8 @@ _MIX = Elementwise(mixer.mix)
 def _word(seed: jax.Array, number: int) -> jax.Array:
     """Returns a word of each seed, without axes of size one."""
     word = lax.slice_in_dim(seed, number, number + 1)
-    return lax.squeeze(
-        word, [axis for axis, size in enumerate(word.shape) if size == 1]
-    )
+    ones = [axis for axis, size in enumerate(word.shape) if size == 1]
+    return lax.squeeze(word, ones)
 
 
 def _position(

@@ -14,10 +14,7 @@ FindReciprocal = Callable[[jax.Array, float], tuple[jax.Array, jax.Array]]
 
 
 def with_fusion_barrier(q: QTensor, tensor: config.Tensor) -> QTensor:
-    """Keeps XLA from fusing the computation of the scale with its consumers.
-
-    So it does for the zero point.
-    """
+    """Keeps XLA from fusing the scale and the zero point with their consumers."""
     if q.zero_point is not None:
         q = dataclasses.replace(q, zero_point=fusion.barrier(q.zero_point))
     scale, _ = fusion.behind_barrier(q.scale, tensor.grid.unit)
