@@ -18,6 +18,7 @@ from aqtlite.errors import UserError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_CLOSED_PIPE = 141
 
 WIDTH = 78
 """Width of the help in columns."""
@@ -119,8 +120,9 @@ def main(
 
     Returns:
         The exit code: 0 for success, 1 if the command's own check failed, 2 for user
-        errors, 130 after an interrupt. ``--help``, ``--version`` and a malformed
-        command line raise `SystemExit` instead, as in argparse.
+        errors, 130 after an interrupt, 141 if its output was not read to the end.
+        ``--help``, ``--version`` and a malformed command line raise `SystemExit`
+        instead, as in argparse.
     """
     parser = build_parser(commands)
     given = sys.argv[1:] if argv is None else argv
@@ -139,9 +141,13 @@ def main(
     except UserError as e:
         _print_error(args, e)
         return e.exit_code
+    except BrokenPipeError:
+        # The reader has what it wants (``aqtlite show ... | head``). The code is that
+        # of programs that do not handle SIGPIPE.
+        return EXIT_CLOSED_PIPE
     except OSError as e:
         # Of files, errors have a name, and commands say what to do. This is the text
-        # that a command prints, to a full disk or a closed pipe.
+        # that a command prints, to a full disk.
         if e.filename is not None:
             raise
         _print_error(args, f"its output cannot be written: {e.strerror}")

@@ -166,6 +166,17 @@ def test_output_that_cannot_be_written():
     assert done.stderr.splitlines()[0] == f"aqtlite presets: error: {why}"
 
 
+@pytest.mark.slow
+def test_output_that_is_not_read_to_the_end():
+    command = [sys.executable, "-m", "aqtlite", "presets", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (141, "")
+
+
 def test_interrupted_while_it_compiles():
     """JAX compiles in a thread, which goes on while Python ends."""
     # A program of the cache would not be compiled.
