@@ -18,6 +18,7 @@ from aqtlite.checkpoint.variables import (
     PARAMS,
     Variables,
     advice_of,
+    advice_to_start,
     differences,
     refuse,
     subtrees_of,
@@ -218,9 +219,15 @@ def _with_adapters_of(
 
 
 def _advice(template: Mapping[str, Any], arrays: Mapping[str, ArrayInfo]) -> str:
-    """Error-message advice: the subtrees of a source with the model's parameters."""
+    """Error-message advice: what a source lacks, or its subtrees with parameters."""
     params = {PARAMS: template[PARAMS]}
     names = _names_without_boxes(params).values()
+    present = {*arrays, *(f"{PARAMS}/{name}" for name in arrays)}
+    lacking = [name for name in names if name not in present]
+    if lacking and all("/aqt_" in name for name in lacking):
+        return advice_to_start(
+            "_, made = model.apply(variables, x, mutable=['params'])"
+        )
     wanted = {
         name.removeprefix(f"{PARAMS}/"): info_of(leaf).shape
         for name, leaf in zip(names, jax.tree.leaves(params), strict=True)

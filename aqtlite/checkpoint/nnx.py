@@ -17,6 +17,7 @@ from aqtlite.checkpoint.names import name_of, path_name, steps_of
 from aqtlite.checkpoint.variables import (
     Variables,
     advice_of,
+    advice_to_start,
     differences,
     refuse,
     subtrees_of,
@@ -310,7 +311,10 @@ def _path_of(name: str) -> str:
 def _advice(
     leaves: Mapping[str, Any], arrays: Mapping[str, arrays_lib.ArrayInfo]
 ) -> str:
-    """Error-message advice: the subtrees of a source with the model's variables."""
+    """Error-message advice: what a source lacks, or its subtrees with variables."""
+    lacking = {*_places(leaves, {*arrays}).values()} - {*arrays}
+    if lacking and all(place.startswith(f"{ATTRIBUTE}/") for place in lacking):
+        return advice_to_start("aqtlite.flax.nnx.init_state(model, x)")
     shapes = [info_of(nnx_names.as_stored(leaf)).shape for leaf in leaves.values()]
     for names in _spellings(leaves):
         wanted = dict(zip(names, shapes, strict=True))

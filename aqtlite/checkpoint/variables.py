@@ -251,6 +251,14 @@ def subtrees_of(
     )
 
 
+def advice_to_start(call: str) -> str:
+    """Advice for a source without what a quantized model learns; `call` starts it."""
+    return (
+        ". The quantized model learns them: convert a checkpoint of its training, or "
+        f"one saved after {call}"
+    )
+
+
 def advice_of(options: list[str]) -> str:
     """Advice to select one of several subtrees; empty if there are none."""
     if not options:

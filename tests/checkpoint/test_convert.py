@@ -288,6 +288,16 @@ def test_nothing_to_freeze(tmp_path):
     refuses(tmp_path, nn.Dense(8), X, match="nothing to freeze")
 
 
+def test_scales_that_are_not_in_the_source(tmp_path):
+    model, floats = quantize_model(nn.Dense(8), config.lsq()), init(nn.Dense(8), X)
+    match = r"lhs/step is missing.*saved after _, made = model.apply\(variables, x, mut"
+    refuses(tmp_path, model, X, match=match, variables=floats)
+    _, made = model.apply(floats, X, mutable=["params"])
+    saved = save(tmp_path / "made", made, "msgpack")
+    report = checkpoint.convert_checkpoint(saved, tmp_path / "out", model, X)
+    assert len(report.weights) == 1
+
+
 def test_another_models_variables(tmp_path):
     variables = init(models.MlpBlock(INT8), X)
     match = "params/bias is missing; .* params/Dense_0/bias is not in the model"

@@ -316,6 +316,19 @@ class TestRefusals:
         lacks = "down/bias is float32.*up/kernel is missing; more is not in the model"
         self.convert(lacks, saved, tmp_path)
 
+    def test_scales_that_are_not_in_the_source(self, tmp_path):
+        saved = save(tmp_path / "float", pure(MODEL))
+        model = quantize_model(MODEL, config.lsq())
+        init_state(model, X)
+        match = (
+            r"lhs/step is missing.*saved after aqtlite.flax.nnx.init_state\(model, x"
+        )
+        with pytest.raises(checkpoint.CheckpointError, match=match):
+            checkpoint.convert_checkpoint(saved, tmp_path / "out", model, SAMPLE)
+        made = save(tmp_path / "made", nnx.state(model))
+        report = checkpoint.convert_checkpoint(made, tmp_path / "out", model, SAMPLE)
+        assert len(report.weights) == 2
+
     def test_a_training_state(self, tmp_path):
         saved = save(tmp_path / "run", {"step": X, "params": nnx.state(MODEL)})
         self.convert("--subtree params", saved, tmp_path)
