@@ -32,7 +32,7 @@ from aqtlite.lowering import exact, fusion, reduction
 from aqtlite.lowering.target import OnCpu, TargetDependent
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import granularity
+from aqtlite.quantization import barriers, granularity
 from aqtlite.quantization.states.fixed_scale import FixedScale
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
@@ -63,7 +63,7 @@ def marked(
     is_weight = path == "fwd.rhs" and not axes.batch
     gathers = _gathers(tensor, state)
     if gathers:
-        q = _with_factor(q, _of_whole(x, tensor, axes, path))
+        q = _with_factor(q, _of_whole(x, tensor, axes, path), tensor, path)
         if is_weight or not path.startswith("fwd"):
             return q, None
     factor = _of_rows(x, tensor, axes)
@@ -74,7 +74,7 @@ def marked(
         n in (1, m) for n, m in zip(factor.shape, q.scale.shape, strict=True)
     )
     if is_weight or is_own:
-        return _with_factor(q, factor), None
+        return _with_factor(q, factor, tensor, path), None
     return q, _Computed()(factor)
 
 
@@ -91,9 +91,9 @@ def with_poisoned_scale(
     The arguments are those of `marked`.
     """
     if _gathers(tensor, state):
-        return _with_factor(q, _of_whole(x, tensor, axes, path))
+        return _with_factor(q, _of_whole(x, tensor, axes, path), tensor, path)
     factor = _of_rows(x, tensor, axes)
-    return q if factor is None else _with_factor(q, factor)
+    return q if factor is None else _with_factor(q, factor, tensor, path)
 
 
 def _gathers(tensor: config.Tensor, state: Any) -> bool:
@@ -120,12 +120,18 @@ def _of_rows(
     return OfEnds(axes.contracting)(jax.lax.stop_gradient(x))
 
 
-def _with_factor(q: QTensor, factor: jax.Array) -> QTensor:
+def _with_factor(
+    q: QTensor, factor: jax.Array, tensor: config.Tensor, path: str
+) -> QTensor:
+    """Multiplies the scale, which stays behind a barrier if it was behind one."""
     for axis, (size, count) in enumerate(zip(factor.shape, q.scale.shape, strict=True)):
         if size not in (1, count):
             cut = (*factor.shape[:axis], count, -1, *factor.shape[axis + 1 :])
             factor = factor.reshape(cut).prod(axis + 1)
-    return dataclasses.replace(q, scale=q.scale * factor)
+    scale = q.scale * factor
+    if barriers.has_barrier(path, tensor):
+        scale = fusion.barrier(scale)
+    return dataclasses.replace(q, scale=scale)
 
 
 def _of_all(x: jax.Array, axes: Axes) -> jax.Array:

@@ -26,7 +26,7 @@ from aqtlite.jaxpr import inlined
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.qtensor.transposed_values import TransposedValues
-from aqtlite.quantization import barriers, checks, quantizer
+from aqtlite.quantization import checks, quantizer
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.quantization.states.statistics import States
 
@@ -140,12 +140,9 @@ def _quantize(
         return Quantized(None, None)
     q = quantizer.quantize_array(x, one.tensor, axes, one.path, seeds, state)
     checks.check_scale(q.scale.shape, one.tensor, axes, one.path)
-    scale, factor = q.scale, None
-    if one.tensor.calibration.is_blind:
-        q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
-        if q.scale is not scale and barriers.has_barrier(one.path, one.tensor):
-            q = barriers.with_scale_barrier(q)
-    return Quantized(q, factor)
+    if not one.tensor.calibration.is_blind:
+        return Quantized(q, None)
+    return Quantized(*poison.marked(x, q, one.tensor, axes, one.path, state))
 
 
 def _with_array(x: QTensor) -> QTensor:

@@ -19,7 +19,7 @@ from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import barriers, quantizer
+from aqtlite.quantization import quantizer
 from aqtlite.quantization.seeds import Seeds
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import with_sharding_of
@@ -44,11 +44,7 @@ def quantized(
     fixed = jax.lax.stop_gradient(x)
     q = quantizer.quantize_array(fixed, tensor, axes, path, seeds, state)
     if tensor.calibration.is_blind:
-        scale = q.scale
         q = poison.with_poisoned_scale(fixed, q, tensor, axes, path, state)
-        # The contraction must read this scale like any operand's scale.
-        if q.scale is not scale and barriers.has_barrier(path, tensor):
-            q = barriers.with_scale_barrier(q)
     mask = gradient_mask(fixed, q)
     unrounded = x if mask is None else jnp.where(mask, x, fixed)
     return dataclasses.replace(q, unrounded=unrounded)

@@ -21,11 +21,6 @@ def with_fusion_barrier(q: QTensor, tensor: config.Tensor) -> QTensor:
     return dataclasses.replace(q, scale=scale)
 
 
-def with_scale_barrier(q: QTensor) -> QTensor:
-    """Like `with_fusion_barrier`, for the scale alone."""
-    return dataclasses.replace(q, scale=fusion.barrier(q.scale))
-
-
 def has_barrier(path: str, tensor: config.Tensor) -> bool:
     """Whether the scale of an operand of a contraction is behind a barrier.
 
