@@ -186,6 +186,6 @@ def run(commands: Sequence[Command] = COMMANDS) -> NoReturn:
         if out is not None:
             out.flush()
     except OSError:
-        # `main` has said it. Python tries again when it ends, and exits with 120.
+        # `main` has handled it. Python tries again when it ends, and exits with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     sys.exit(code)

@@ -5,9 +5,7 @@ inside the rounding itself.
 """
 
 import dataclasses
-import functools
 import math
-import operator
 from typing import Any
 
 import jax
@@ -131,12 +129,10 @@ def _runs(shape: tuple[int, ...], axes: tuple[int, ...]) -> list[tuple[int, ...]
 def _index(shape: tuple[int, ...], axes: tuple[int, ...]) -> jax.Array:
     """Returns the part of the index in row-major order that adjacent axes add."""
     sizes = tuple(shape[axis] for axis in axes)
-    stride = functools.reduce(
-        operator.mul, map(_as_uint32, shape[axes[-1] + 1 :]), np.uint32(1)
-    )
+    stride = math.prod(shape[axes[-1] + 1 :])
     index = lax.broadcasted_iota(jnp.uint32, (math.prod(sizes),), 0)
-    if not (isinstance(stride, np.uint32) and stride == 1):
-        index *= stride
+    if not (isinstance(stride, int) and stride == 1):
+        index *= _as_uint32(stride)
     return lax.reshape(index, sizes)
 
 

@@ -28,7 +28,7 @@ def check_range(
         )
     wanted = dn.shared_shape(shape, shared)
     shapes = {tuple(np.shape(x)) for x in found if x is not None}
-    if _has_state(tensor_config) and shapes != {tuple(wanted)}:
+    if tensor_config.calibration.needs_state and shapes != {tuple(wanted)}:
         given = " and ".join(map(str, sorted(shapes)))
         what = "parameters" if tensor_config.is_learned else "statistics"
         raise ValueError(
@@ -51,10 +51,6 @@ def check_array(x: Any, where: str, shape: tuple[int, ...], dtype: np.dtype) -> 
         raise ValueError(
             f"{where} must return an array of shape {tuple(shape)}, got {x.shape}"
         )
-
-
-def _has_state(tensor: config.Tensor) -> bool:
-    return tensor.is_learned or tensor.gathers_statistics
 
 
 _ARRAY_PROTOCOLS = ("__jax_array__", "__array__", "__array_interface__")
